@@ -145,3 +145,12 @@ def streamed(wire: Dialect, request: ChatRequest, turn: GatewayTurn, *, pieces: 
 def call(name: str, arguments: str, *, id: str = "call_1") -> dict[str, Any]:  # noqa: A002
     """A tool call in chat form."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assert_known(model: Any) -> None:
+    """Nothing in a typed object of an SDK is unknown to it, at any depth."""
+    assert not model.model_extra
+    for value in dict(model).values():
+        for item in value if isinstance(value, list) else [value]:
+            if hasattr(item, "model_extra"):
+                assert_known(item)

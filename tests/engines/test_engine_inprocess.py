@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltape.doctor.engine.probing import Told, generation
+from rolltape.doctor.engine.probing import SampledChunks, generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.engines.protocol import Engine, Generated
@@ -92,7 +92,7 @@ async def test_what_it_cannot_do_is_a_fault_and_a_closed_one_is_unreachable() ->
 
 async def test_ids_are_told_as_they_are_sampled_and_the_reply_is_the_same() -> None:
     engine = loaded()
-    told = Told()
+    told = SampledChunks()
     plain = await engine.generate(generation(PROMPT, seed=5, max_tokens=300))
     streamed = await engine.generate(generation(PROMPT, name="b", seed=5, max_tokens=300, on_sampled=told))
     await engine.close()
@@ -111,7 +111,7 @@ async def test_what_was_sampled_while_the_loop_was_busy_is_told_at_once() -> Non
         while len(request.ids) < 10:
             time.sleep(0.001)
 
-    told = Told(wait_for_the_engine)
+    told = SampledChunks(wait_for_the_engine)
     await engine.generate(generation(PROMPT, seed=5, max_tokens=30, on_sampled=told))
     await engine.close()
     assert len(told.chunks[0]) + len(told.chunks[1]) >= 10
@@ -120,7 +120,7 @@ async def test_what_was_sampled_while_the_loop_was_busy_is_told_at_once() -> Non
 async def test_an_abort_gives_what_was_told() -> None:
     engine = loaded()
     first = asyncio.Event()
-    told = Told(first.set)
+    told = SampledChunks(first.set)
     task = asyncio.create_task(engine.generate(generation(PROMPT, max_tokens=3000, on_sampled=told)))
     await first.wait()
     await engine.abort("g-1")
@@ -147,7 +147,7 @@ async def test_what_was_told_is_kept_when_the_engine_fails(
         return [None]
 
     monkeypatch.setattr(batch, "choose", broken)
-    told = Told()
+    told = SampledChunks()
     with pytest.raises(EngineDied) as caught:
         await engine.generate(generation(PROMPT, on_sampled=told, **settings))
     await engine.close()

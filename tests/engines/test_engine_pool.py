@@ -11,7 +11,7 @@ from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
 from rolltape.gateway.engines import pool as pool_module
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.sglang.engine import SglangEngine
 from rolltape.gateway.turn.generate import describe_generated
 from scripted_engine import ScriptedEngine
 

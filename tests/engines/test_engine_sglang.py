@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.protocol import Engine, Generated
-from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.sglang.engine import SglangEngine
 from rolltape.records.turn import Finish, LogprobKind, Segment
 from rolltape.tiny import Sampling, TinyEngine, shipped_model
 from rolltape.tiny.server import EngineServer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engines.fake_vllm import FakeVllm, Reply, Token
-from rolltape.doctor.engine.probing import Told, generation
+from rolltape.doctor.engine.probing import SampledChunks, generation
 from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
 from rolltape.gateway.engines import http
 from rolltape.gateway.engines.protocol import Engine, Generated, ImplausibleReply
@@ -146,7 +146,7 @@ async def test_events_that_end_too_early_are_a_death_with_nothing() -> None:
 
 @pytest.mark.parametrize("per_event", [1, 3])
 async def test_ids_are_told_as_events_bring_them_and_the_reply_is_the_same(per_event: int) -> None:
-    told = Told()
+    told = SampledChunks()
     async with FakeVllm(Reply(TOKENS, per_event=per_event)) as server:
         plain = await once(server, [1, 2], stop_ids=[9])
         streamed = await once(server, [1, 2], stop_ids=[9], on_sampled=told)
@@ -171,7 +171,7 @@ async def test_ids_are_told_as_events_bring_them_and_the_reply_is_the_same(per_e
 async def test_what_cannot_have_been_sampled_is_never_told_and_the_reply_is_a_fault(
     ids: list[int], expected: list[int], per_event: int
 ) -> None:
-    told = Told()
+    told = SampledChunks()
     wanted = generation([1, 2], stop_ids=[9], vocabulary=100, max_tokens=5, on_sampled=told)
     async with FakeVllm(Reply([Token(token) for token in ids], "length", per_event=per_event)) as server:
         engine = VllmEngine(server.url)
@@ -202,7 +202,7 @@ async def test_a_stream_of_too_many_ids_is_not_read_to_its_end() -> None:
     ids=["dies", "error", "truncated", "wrong lengths", "no id", "finish"],
 )
 async def test_what_was_told_is_kept_however_the_stream_breaks(reply: Reply) -> None:
-    told = Told()
+    told = SampledChunks()
     async with FakeVllm(reply) as server:
         with pytest.raises(EngineDied) as caught:
             await once(server, [1, 2], on_sampled=told)
@@ -218,7 +218,7 @@ async def test_an_abort_gives_what_was_told() -> None:
     async with FakeVllm(Reply(TOKENS * 50, token_delay_s=0.01)) as server:
         engine = VllmEngine(server.url)
         first = asyncio.Event()
-        told = Told(first.set)
+        told = SampledChunks(first.set)
         task = asyncio.create_task(engine.generate(generation([1, 2], on_sampled=told, max_tokens=200)))
         await first.wait()
         await engine.abort("g-1")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.protocol import Generated
-from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.sglang.engine import SglangEngine
 from rolltape.records.turn import Finish
 from scripted_engine import Mishap, ScriptedEngine, Splits, odd_json, tool_call
 

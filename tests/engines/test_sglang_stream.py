@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from rolltape.doctor.engine.probing import Told, generation
+from rolltape.doctor.engine.probing import SampledChunks, generation
 from rolltape.errors import EngineDied, EngineFault
 from rolltape.gateway.engines.protocol import Generated, ImplausibleReply
-from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.sglang.engine import SglangEngine
 from rolltape.gateway.turn.generate import check_generated
 from rolltape.records.turn import Finish, LogprobKind, Segment
 from rolltape.tiny import TinyEngine, shipped_model
@@ -117,7 +117,7 @@ def assert_same(streamed: Generated, plain: Generated) -> None:
 async def test_a_streamed_reply_is_the_unstreamed_one_and_is_told_in_chunks(
     incremental: bool, tokenizer: Tokenizer
 ) -> None:
-    told = Told()
+    told = SampledChunks()
     replies = []
     for on_sampled in (None, told):
         async with scripted(tokenizer, [TEXT], incremental=incremental) as (server, engine):
@@ -137,7 +137,7 @@ async def test_a_streamed_reply_is_the_unstreamed_one_and_is_told_in_chunks(
     "chunks", [[[5]], [[5], [5], [5]], [[5, 5], [5, 5], []], [[5], [], [6, 7], [5]], [[], [5, 6], [5, 6, 5, 6]], [[]]]
 )
 async def test_the_form_of_events_is_known_by_what_comes(chunks: list[list[int]], incremental: bool) -> None:
-    told = Told()
+    told = SampledChunks()
     async with sending(events(chunks, incremental)) as engine:
         given = await engine.generate(generation([1], on_sampled=told))
     ids = [token for chunk in chunks for token in chunk]
@@ -177,7 +177,7 @@ async def test_all_else_that_the_last_event_has_is_kept(finish: Json, last: Json
     given = []
     for every in ([event(ids, 3, finish, **last)], events([[5], [6], [7]], incremental, finish, **last)):
         async with sending(every) as engine:
-            on_sampled = None if len(every) == 1 else Told()
+            on_sampled = None if len(every) == 1 else SampledChunks()
             given.append(await engine.generate(generation([1, 2], stop=("END",), on_sampled=on_sampled)))
     assert_same(given[1], given[0])
 
@@ -189,7 +189,7 @@ async def test_events_are_asked_for_at_an_interval_that_bounds_what_is_repeated(
         async with sending(
             [event([5], 1, {"type": "length"})], seen, incremental_streaming_output=incremental
         ) as engine:
-            await engine.generate(generation([1], max_tokens=limit, on_sampled=Told()))
+            await engine.generate(generation([1], max_tokens=limit, on_sampled=SampledChunks()))
             await engine.generate(generation([1], max_tokens=limit))
         streamed, plain = seen
         assert streamed.pop("stream") is True
@@ -200,7 +200,7 @@ async def test_events_are_asked_for_at_an_interval_that_bounds_what_is_repeated(
 
 @both_forms
 async def test_an_event_that_contradicts_those_before_makes_all_of_it_a_fault(incremental: bool) -> None:
-    told = Told()
+    told = SampledChunks()
     first = events([[5, 6], [7], [8]], incremental)[:2]
     async with sending([*first, event([5, 9, 7, 8], 4)]) as engine:
         with pytest.raises(ImplausibleReply, match="an event of 4 ids does not begin with the 3 before it") as caught:
@@ -212,7 +212,7 @@ async def test_a_logprob_that_changes_after_it_was_sent_is_a_fault() -> None:
     changed = event([5, 6], 2, output_token_logprobs=[[-0.7, 5, None], [-0.6, 6, None]])
     async with sending([event([5], 1), changed]) as engine:
         with pytest.raises(ImplausibleReply, match="does not begin with the 1 before it"):
-            await engine.generate(generation([1], on_sampled=Told()))
+            await engine.generate(generation([1], on_sampled=SampledChunks()))
 
 
 STOPPED: Json = {"type": "stop", "matched": "NaN happened"}
@@ -240,7 +240,7 @@ TRIPLE = [[-0.5, 8, None]]
 async def test_what_was_told_is_kept_before_an_event_that_makes_no_sense(
     junk: Any, message: str, incremental: bool
 ) -> None:
-    told = Told()
+    told = SampledChunks()
     async with sending([*events([[5], [6], [7], []], incremental)[:3], junk]) as engine:
         with pytest.raises(EngineDied, match=message) as caught:
             await engine.generate(generation([1], on_sampled=told))
@@ -266,7 +266,7 @@ async def test_what_was_told_is_kept_before_an_event_that_makes_no_sense(
     ],
 )
 async def test_nonsense_before_the_first_id_is_a_fault(first: Any, message: str, status: int | None) -> None:
-    told = Told()
+    told = SampledChunks()
     async with sending([first]) as engine:
         with pytest.raises(EngineFault, match=message) as caught:
             await engine.generate(generation([1], on_sampled=told))
@@ -285,7 +285,7 @@ async def test_an_abort_in_the_servers_queue_repeats_the_last_id_and_adds_nothin
         event([6, 6], 2, aborted, **joined),
         {"meta_info": {"finish_reason": aborted}},
     ):
-        told = Told()
+        told = SampledChunks()
         async with sending([*begun, last]) as engine:
             given = await engine.generate(generation([1], on_sampled=told))
         assert (given.finish, given.ids.tolist(), told.ids) == (Finish.ABORT, [5, 6], [5, 6])
@@ -294,14 +294,14 @@ async def test_an_abort_in_the_servers_queue_repeats_the_last_id_and_adds_nothin
 async def test_an_abort_in_the_queue_brings_what_had_not_been_told() -> None:
     aborted = {"type": "abort", "message": "Abort in waiting queue"}
     last = event([7], 3, aborted, output_token_logprobs=[[-token / 10, token, None] for token in (5, 6, 7)])
-    told = Told()
+    told = SampledChunks()
     async with sending([event([5], 1), last]) as engine:
         given = await engine.generate(generation([1], on_sampled=told))
     assert given.ids.tolist() == told.ids == [5, 6, 7]
 
 
 async def test_events_that_bring_nothing_are_not_read_for_ever() -> None:
-    told = Told()
+    told = SampledChunks()
     async with sending([event([5], 1), *[event([], 1)] * 1000]) as engine:
         with pytest.raises(EngineDied, match="events for 1 ids"):
             await engine.generate(generation([1], max_tokens=8, on_sampled=told))
@@ -314,7 +314,7 @@ async def test_events_that_bring_nothing_are_not_read_for_ever() -> None:
 async def test_a_reply_goes_on_from_what_was_told_before_its_stream_broke(
     mishap: Mishap, incremental: bool, tokenizer: Tokenizer
 ) -> None:
-    told = Told()
+    told = SampledChunks()
     async with scripted(tokenizer, [TEXT, "the next"], incremental=incremental) as (server, engine):
         server.mishaps[0] = mishap
         with pytest.raises(EngineDied) as caught:
@@ -346,7 +346,7 @@ async def test_a_reply_goes_on_from_what_was_told_before_its_stream_broke(
 async def test_a_reply_that_ends_otherwise_ends_so_streamed(
     mishap: Mishap, incremental: bool, tokenizer: Tokenizer
 ) -> None:
-    told = Told()
+    told = SampledChunks()
     replies = []
     for on_sampled in (None, told):
         async with scripted(tokenizer, [TEXT], incremental=incremental) as (server, engine):
@@ -366,7 +366,7 @@ async def test_a_reply_that_ends_otherwise_ends_so_streamed(
 async def test_an_engine_that_gives_nothing_fails_the_same_way_streamed(
     mishap: Mishap, incremental: bool, tokenizer: Tokenizer
 ) -> None:
-    told = Told()
+    told = SampledChunks()
     faults = []
     async with scripted(tokenizer, ["fine"], incremental=incremental) as (server, engine):
         server.mishaps = {0: mishap, 1: mishap}
@@ -385,7 +385,7 @@ async def test_an_engine_that_gives_nothing_fails_the_same_way_streamed(
 async def test_ids_that_cannot_have_been_sampled_are_never_told(
     mishap: Mishap, incremental: bool, tokenizer: Tokenizer
 ) -> None:
-    told = Told()
+    told = SampledChunks()
     async with scripted(tokenizer, [TEXT, TEXT], incremental=incremental) as (server, engine):
         server.mishaps = {0: mishap}
         vocabulary = tokenizer.get_vocab_size()
@@ -397,14 +397,14 @@ async def test_ids_that_cannot_have_been_sampled_are_never_told(
         assert len(told.ids) <= 64
         assert max(told.ids, default=0) < vocabulary
         assert server.end_id not in told.ids[:-1]
-        again = await engine.generate(generation([1], name="b", stop_ids=[server.end_id], on_sampled=Told()))
+        again = await engine.generate(generation([1], name="b", stop_ids=[server.end_id], on_sampled=SampledChunks()))
         assert tokenizer.decode(again.ids[:-1].tolist()) == TEXT
 
 
 @both_forms
 async def test_an_abort_gives_what_was_sampled_and_told(incremental: bool, tokenizer: Tokenizer) -> None:
     first = asyncio.Event()
-    told = Told(first.set)
+    told = SampledChunks(first.set)
     script = [Step(TEXT, token_delay_s=0.02)]
     async with scripted(tokenizer, script, incremental=incremental) as (server, engine):
         task = asyncio.create_task(engine.generate(generation([1, 2], stop_ids=[server.end_id], on_sampled=told)))
@@ -425,7 +425,7 @@ async def test_an_abort_that_a_frozen_engine_does_not_take_gives_what_was_told(
     incremental: bool, tokenizer: Tokenizer
 ) -> None:
     first = asyncio.Event()
-    told = Told(first.set)
+    told = SampledChunks(first.set)
     async with scripted(tokenizer, [TEXT], incremental=incremental) as (server, engine):
         server.mishaps[0] = Mishap.FREEZES
         task = asyncio.create_task(engine.generate(generation([1, 2], stop_ids=[server.end_id], on_sampled=told)))
@@ -440,7 +440,7 @@ async def test_an_abort_that_a_frozen_engine_does_not_take_gives_what_was_told(
 
 
 async def test_an_abort_before_the_first_token_is_empty(tokenizer: Tokenizer) -> None:
-    told = Told()
+    told = SampledChunks()
     async with scripted(tokenizer, [TEXT]) as (server, engine):
         server.mishaps[0] = Mishap.HANG
         task = asyncio.create_task(engine.generate(generation([1], stop_ids=[server.end_id], on_sampled=told)))
@@ -455,7 +455,7 @@ async def test_cancelling_the_caller_of_a_stream_aborts_in_the_engine(tokenizer:
     first = asyncio.Event()
     async with scripted(tokenizer, [Step(TEXT, token_delay_s=0.02)]) as (server, engine):
         task = asyncio.create_task(
-            engine.generate(generation([1], stop_ids=[server.end_id], on_sampled=Told(first.set)))
+            engine.generate(generation([1], stop_ids=[server.end_id], on_sampled=SampledChunks(first.set)))
         )
         await first.wait()
         task.cancel()
@@ -471,7 +471,7 @@ async def test_weights_that_change_under_a_stream_leave_two_versions(tokenizer: 
         def change() -> None:
             server.version = "v1"
 
-        given = await engine.generate(generation([1], stop_ids=[server.end_id], on_sampled=Told(change)))
+        given = await engine.generate(generation([1], stop_ids=[server.end_id], on_sampled=SampledChunks(change)))
     assert (given.first_version, given.last_version) == ("v0", "v1")
 
 
@@ -479,7 +479,7 @@ async def test_what_broke_off_has_the_segments_that_cover_it() -> None:
     spans = [{"version": "v0", "start": 0, "end": 1}, {"version": "v1", "start": 1, "end": 2}]
     async with sending([event([5], 1), event([5, 6], 2, weight_version="v1", weight_versions=spans)]) as engine:
         with pytest.raises(EngineDied, match="ended before the reply did") as caught:
-            await engine.generate(generation([1], on_sampled=Told()))
+            await engine.generate(generation([1], on_sampled=SampledChunks()))
     partial = caught.value.partial
     assert isinstance(partial, Generated)
     assert partial.segments == (Segment(0, 1, "v0", "v0"), Segment(1, 2, "v1", "v1"))
@@ -488,7 +488,7 @@ async def test_what_broke_off_has_the_segments_that_cover_it() -> None:
 @both_forms
 @pytest.mark.parametrize("kind", [LogprobKind.AFTER_TEMPERATURE, LogprobKind.RAW])
 async def test_rolltapes_own_server_streams_what_it_gives_unstreamed(kind: LogprobKind, incremental: bool) -> None:
-    told = Told()
+    told = SampledChunks()
     async with TinyEngine(shipped_model(), "w1") as tiny_engine:
         server = EngineServer(tiny_engine, shipped_model(), kind=kind, incremental=incremental)
         runner = web.AppRunner(server.app(), handler_cancellation=True)

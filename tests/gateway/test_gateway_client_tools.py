@@ -104,7 +104,7 @@ async def test_a_shell_in_a_container_is_not_the_clients(run: Path) -> None:
         tools = [{"type": "shell", "environment": {"type": "container_auto"}}]
         await _posted(it, opened, tools=tools)
     (turn,) = it.turns()
-    assert turn.ignored_params == ["tools: 'shell' is run by OpenAI; not offered"]
+    assert turn.ignored_params == ["tools: 'shell' is not offered here"]
 
 
 async def _posted(it: Rig, opened: Json, **fields: Any) -> Json:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateways import Rig, scripted
 from rolltape.gateway.engines.protocol import Generated, Generation
-from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.sglang.engine import SglangEngine
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.turn.generate import PartialGeneration
 from rolltape.gateway.turn.replies import join_side_arrays, keep_ids

@@ -12,7 +12,7 @@ from gateways import QUICK, Api, eventually, rig, scripted, text_of
 from rolltape.doctor.engine.probing import generation
 from rolltape.errors import EngineFailed
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.sglang.engine import SglangEngine
 from rolltape.gateway.settings import Patience
 from rolltape.gateway.turn.generate import Generator, PartialGeneration, ReplySoFar
 from rolltape.gateway.weights import Weights

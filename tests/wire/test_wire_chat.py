@@ -246,6 +246,7 @@ def test_thinking_is_asked_for_by_effort_or_outright() -> None:
 
 def test_what_cannot_be_honored_is_named() -> None:
     ask = read(
+        top_logprobs=2,
         logit_bias={"5": 1},
         response_format={"type": "json_object"},
         verbosity="low",
@@ -260,6 +261,7 @@ def test_what_cannot_be_honored_is_named() -> None:
     assert ask.strict_tools == {"run"}
     assert ask.ignored_params == (
         "chat_template_kwargs.tone: not known here; ignored",
+        "top_logprobs: ignored without logprobs",
         "logit_bias: ignored",
         "verbosity: not known here; ignored",
         "\\xf6\\r\\nx: y: not known here; ignored",
@@ -357,11 +359,22 @@ def test_names_predictions_and_storage_are_named_and_metadata_is_kept() -> None:
     assert read(store=False).ignored_params == ()
 
 
-def test_audio_and_files_become_placeholders() -> None:
+def test_a_refusal_beside_the_content_is_kept_and_named() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    ask = read(messages=[USER, refused, USER])
+    assert ask.messages[1] == refused
+    assert ask.ignored_params == ("messages: a refusal beside the content is not shown to the model",)
+    part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert read(messages=[USER, part, USER]).messages[1]["content"] == [{"type": "text", "text": "No."}]
+
+
+def test_audio_video_and_files_become_placeholders() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     paper = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAAAA=="}}
-    ask = read(messages=[{"role": "user", "content": [sound, paper]}])
+    film = {"type": "video_url", "video_url": {"url": "https://films.example/a.mp4"}}
+    ask = read(messages=[{"role": "user", "content": [film, sound, paper]}])
     assert [part["text"] for part in ask.messages[0]["content"]] == [
+        "[video: https://films.example/a.mp4; this model reads text only]",
         "[audio: wav, 3 bytes; this model reads text only]",
         "[document: a.pdf, application/pdf, 4 bytes; this model reads text only]",
     ]

@@ -9,7 +9,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from canned_wire import CannedServer, Refusal, call, canned, canned_server
+from canned_wire import CannedServer, Refusal, assert_known, call, canned, canned_server
 from rolltape.gateway.request import OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.wire.gemini.dialect import GEMINI
@@ -64,19 +64,10 @@ def joined(responses: list[Any]) -> dict[str, Any]:
     return {"parts": parts, "finish": last.candidates[0].finish_reason, "usage": usage, "id": last.response_id}
 
 
-def known(model: Any) -> None:
-    """Nothing in a typed object of the SDK is unknown to it, at any depth."""
-    assert not model.model_extra
-    for value in dict(model).values():
-        for item in value if isinstance(value, list) else [value]:
-            if hasattr(item, "model_extra"):
-                known(item)
-
-
 def test_a_reply_is_a_response_of_the_sdk(client: Any, server: CannedServer) -> None:
     server.answer = canned(FULL)
     response = client.models.generate_content(model="tiny", contents="go")
-    known(response)
+    assert_known(response)
     assert response.model_dump(
         exclude_none=True, exclude={"sdk_http_response", "automatic_function_calling_history"}
     ) == {

@@ -195,6 +195,7 @@ def test_thinking_is_turned_on_and_off_and_not_measured(
         ({"mode": "AUTO"}, ToolChoice(), False, False),
         ({}, ToolChoice(), False, False),
         ({"mode": "NONE"}, ToolChoice("none"), False, False),
+        ({"mode": "none"}, ToolChoice("none"), False, False),  # as in Google's own examples
         ({"mode": "ANY"}, ToolChoice("required"), False, False),
         ({"mode": "ANY", "allowedFunctionNames": ["look"]}, ToolChoice("required", "look"), False, False),
         ({"mode": "ANY", "allowedFunctionNames": ["look", "run"]}, ToolChoice("required"), False, False),
@@ -211,6 +212,19 @@ def test_the_mode_says_whether_functions_are_called(
     assert ask.ignored_params == ((f"{path}: all functions stay offered",) if ignored else ())
 
 
+def test_a_single_object_may_stand_for_a_list() -> None:
+    """Google's own examples with curl write it so."""
+    declared = {"name": "run", "parameters": {"type": "OBJECT", "properties": {"parts": {"type": "OBJECT"}}}}
+    ask = read(
+        system_instruction={"parts": {"text": "sys"}},
+        contents={"role": "user", "parts": {"text": "go"}},
+        tools={"function_declarations": declared},
+    )
+    assert ask.messages == [{"role": "system", "content": "sys"}, {"role": "user", "content": "go"}]
+    assert ask.tools is not None
+    assert ask.tools[0]["function"]["parameters"]["properties"] == {"parts": {"type": "object"}}
+
+
 def test_a_reply_in_json_without_a_schema_is_an_object_or_a_list() -> None:
     schema = read(generationConfig={"responseMimeType": "application/json"}).output_schema
     assert schema == OutputSchema("generationConfig.responseMimeType", {"type": ["object", "array"]})
@@ -223,6 +237,14 @@ def test_a_reply_in_json_without_a_schema_is_an_object_or_a_list() -> None:
         (
             {"generationConfig": {"responseMimeType": "text/x.enum"}},
             "generationConfig.responseMimeType 'text/x.enum': not",
+        ),
+        (
+            {"generationConfig": {"responseSchema": {"type": "OBJECT"}}},
+            "generationConfig.responseSchema: ignored without the responseMimeType application/json",
+        ),
+        (
+            {"generationConfig": {"responseModalities": ["TEXT", "IMAGE"]}},
+            "generationConfig.responseModalities: the model writes text only",
         ),
         ({"generationConfig": {"mediaResolution": "LOW"}}, "generationConfig.mediaResolution: not known here"),
         ({"toolConfig": {"retrievalConfig": {}}}, "toolConfig.retrievalConfig: not known here"),
@@ -257,6 +279,10 @@ def test_what_is_not_done_is_named(fields: Json, named: str) -> None:
         (
             {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
             "toolConfig.functionCallingConfig.mode is 'ANY'; no",
+        ),
+        (
+            {"toolConfig": {"functionCallingConfig": {"mode": "SOME"}}},
+            "toolConfig.functionCallingConfig.mode is 'SOME'",
         ),
         (
             {"tools": [RUN], "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["x"]}}},

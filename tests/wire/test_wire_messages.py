@@ -11,7 +11,7 @@ from anthropic.types import Message as SdkMessage
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from canned_wire import CannedServer, Refusal, call, canned, canned_server
+from canned_wire import CannedServer, Refusal, assert_known, call, canned, canned_server
 from canned_wire import streamed as streamed_events
 from rolltape.gateway.request import SamplingParams, ToolChoice
 from rolltape.gateway.turn.gateway_turn import GatewayTurn
@@ -59,19 +59,10 @@ def dumped(message: Any) -> dict[str, Any]:
     return plain
 
 
-def known(model: Any) -> None:
-    """Nothing in a typed object of the SDK is unknown to it, at any depth."""
-    assert not model.model_extra
-    for value in dict(model).values():
-        for item in value if isinstance(value, list) else [value]:
-            if hasattr(item, "model_extra"):
-                known(item)
-
-
 def test_a_reply_is_a_message_of_the_sdk(client: Any, server: CannedServer) -> None:
     server.answer = canned(FULL)
     message = client.messages.create(model="tiny", max_tokens=9, messages=[USER])
-    known(SdkMessage.model_validate(message.to_dict(), strict=True))
+    assert_known(SdkMessage.model_validate(message.to_dict(), strict=True))
     assert dumped(message) == {
         "id": "msg_r1",
         "type": "message",
@@ -134,7 +125,7 @@ def test_each_event_is_one_of_the_sdk(client: Any, server: CannedServer) -> None
     events = list(client.messages.create(model="tiny", max_tokens=9, messages=[USER], stream=True))
     strict: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     for event in events:
-        known(strict.validate_python(event.to_dict(), strict=True))
+        assert_known(strict.validate_python(event.to_dict(), strict=True))
     kinds = [event.type for event in events]
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     in_pieces = [block[0], *[block[1]] * 3, block[2]]

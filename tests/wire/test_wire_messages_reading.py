@@ -352,6 +352,17 @@ def test_documents_that_are_text_are_read_and_others_become_placeholders() -> No
     assert ask.media == ("messages[0].content[2]", "messages[0].content[3]", "messages[0].content[4].content[0]")
 
 
+def test_what_a_document_of_text_has_beside_it_is_named_and_its_cache_mark_is_left_out() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "All of it."}
+    plain = {"type": "document", "source": source, "title": "A", "context": "B", "citations": {"enabled": True}}
+    ask = read(messages=[{"role": "user", "content": [plain | MARK]}])
+    assert ask.messages == [{"role": "user", "content": [text("All of it.", media=plain)]}]
+    assert ask.ignored_params == (
+        "messages: citations of documents are not given",
+        "messages: the title and the context of a document are not shown to the model",
+    )
+
+
 @pytest.mark.parametrize("media_type", ["x" * 5000, {"a": [1, 2]}, 5])
 def test_a_placeholder_is_short_whatever_a_medium_says_of_itself(media_type: object) -> None:
     image = {

@@ -292,7 +292,7 @@ def test_a_request_of_codex_is_read() -> None:
     assert ask.stream
     assert ask.ignored_params == (
         "tools: the grammar of 'crew__patch' is shown to the model and not enforced",
-        "tools: 'web_search' is run by OpenAI; not offered",
+        "tools: 'web_search' is not offered here",
         "reasoning.summary: the reasoning itself is given",
         "text.verbosity: not known here; ignored",
     )
@@ -315,6 +315,23 @@ def test_a_call_of_a_custom_tool_with_other_arguments_goes_back_as_the_model_wro
     reply = canned({"content": "", "tool_calls": [call("patch", '{"inputs": "x"}')]})
     (item,) = whole(read(tools=[PATCH]), reply)["output"]
     assert (item["type"], item["arguments"]) == ("function_call", '{"inputs": "x"}')
+
+
+def test_a_tool_that_openai_runs_is_named_whatever_its_fields_are() -> None:
+    computer = {"type": "computer_use_preview", "environment": "linux", "display_width": 1, "display_height": 1}
+    container = {"type": "shell", "environment": {"type": "container_auto"}}
+    ask = read(tools=[computer, container])
+    assert (ask.tools, ask.ignored_params) == (
+        None,
+        (
+            "tools: 'computer_use_preview' is not offered here",
+            "tools: 'shell' is not offered here",
+        ),
+    )
+
+
+def test_metadata_comes_back_with_the_response() -> None:
+    assert whole(read(metadata={"a": "b"}), canned({"content": "hi"}))["metadata"] == {"a": "b"}
 
 
 def test_parameters_are_read() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from rolltape.doctor.agent.scripted_replies import Message, write_reply
-from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.doctor.results import CheckResult, fault, note, ok, warning, words
 from rolltape.errors import PromptError
 from rolltape.gateway.prompts import ChatPrompts, PromptIds
 from rolltape.gateway.prompts.choosing import TemplateMatch
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, read_json
-from rolltape.records.turn import Ids, TokenChain
+from rolltape.records.turn import Ids, TokenChain, common_length
 
 _MARK = re.compile(r"<[|｜][^<>\s]{1,40}[|｜]>")
 _SHOWN = 12  # ids on each side of a difference
@@ -81,8 +81,7 @@ def _template(probe: ModelProbe) -> CheckResult:
 def _first_difference(probe: ModelProbe, match: TemplateMatch) -> str:
     if match.rendered is None or match.expected is None:
         return "(the renderer refuses a conversation)"
-    shared = next((at for at, (a, b) in enumerate(zip(match.rendered, match.expected, strict=False)) if a != b), None)
-    at = min(len(match.rendered), len(match.expected)) if shared is None else shared
+    at = common_length(match.rendered, match.expected)
     start = max(at - 2, 0)
     ours, theirs = (probe.tokenizer.decode(ids[start : at + _SHOWN]) for ids in (match.rendered, match.expected))
     return f"from id {at} on: {ours!r}, and {theirs!r} by the template"
@@ -147,7 +146,7 @@ def _thinking(probe: ModelProbe) -> CheckResult:
     switch = (
         "requests may turn it on and off" if probe.prompts.switches_thinking else "requests cannot turn it on or off"
     )
-    return ok("thinking", f"kept in later prompts: {kept.replace('_', ' ')}; {switch}", kept=kept)
+    return ok("thinking", f"kept in later prompts: {words(kept)}; {switch}", kept=kept)
 
 
 def _bridging(probe: ModelProbe) -> CheckResult:
@@ -158,7 +157,7 @@ def _bridging(probe: ModelProbe) -> CheckResult:
         if sampled is None:
             continue  # such as a reply without thinking, of a model that always thinks
         why = _refusal(probe.prompts, sampled, new, thinking)
-        (bridged if why is None else whole).append(name if why is None else f"{name} ({why.replace('_', ' ')})")
+        (bridged if why is None else whole).append(name if why is None else f"{name} ({words(why)})")
     figures = {"bridged": bridged, "rendered": whole}
     if not whole:
         return ok("bridging", f"prompts extend held ids after: {', '.join(bridged)}", **figures)

@@ -19,12 +19,17 @@ class Severity(enum.StrEnum):
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a diagnosis."""
 
+    part: str = ""  # of the stack: engine, model, session, agent, gateway
     check: str  # its name, in the kit and on the screen
     verdict: Severity
     measured: str
     advice: str | None = None  # what to change; None: nothing
     figures: Mapping[str, Any] = {}  # the numbers behind `measured`, for scripts
-    part: str = ""  # of the stack: engine, model, session, agent, gateway
+
+
+def words(name: str) -> str:
+    """A name in words: `after_temperature` as "after temperature"."""
+    return str(name).replace("_", " ")
 
 
 def ok(check: str, measured: str, /, **figures: Any) -> CheckResult:

@@ -13,8 +13,8 @@ from rolltape.errors import RolltapeError
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway, GatewaySession
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.records.rollout import Rollout, RolloutSummary
-from rolltape.records.sample import Fate
+from rolltape.records.rollout import Rollout
+from rolltape.records.sample import Fate, RolloutSummary
 from rolltape.records.wording import plural
 from rolltape.samples.summary import summarize
 
@@ -63,7 +63,7 @@ async def _converse(session: GatewaySession) -> str | None:
 
 
 def describe_recorded(rollout: Rollout, summary: RolloutSummary) -> CheckResult:
-    """What became of the sampled tokens of a session that only went on."""
+    """What became of the sampled tokens of a session that never changes its history."""
     turns = rollout.turns
     sampled = sum(len(turn.sampled_ids) for turn in turns)
     exact = summary.policies["exact"]
@@ -94,7 +94,7 @@ def describe_recorded(rollout: Rollout, summary: RolloutSummary) -> CheckResult:
 
 
 def describe_overhead(rates: dict[str, Any]) -> CheckResult:
-    """What the gateway adds to a turn, beside the engine's own time."""
+    """The time that the gateway adds to a turn beyond the engine's."""
     median = float(rates["added_ms_median"])
     measured = f"{median:.1f} ms per turn by the gateway"
     if median > _SLOW_MS:
@@ -103,7 +103,7 @@ def describe_overhead(rates: dict[str, Any]) -> CheckResult:
 
 
 def share(part: int, whole: int) -> str:
-    """A share in percent; 100 % is said of all alone."""
+    """A share in percent. It is 100 % only for the whole."""
     if part == whole:
         return "100 %"
     return f"{min(part / whole * 100, 99.9):.1f} %" if whole else "0 %"

@@ -9,7 +9,7 @@ import rolltape
 from rolltape.collect.agents import Agent, AgentOutcome, Assignment, Connection, discard
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score
 from rolltape.doctor.agent.scripted_model import ScriptedModel
-from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.doctor.results import CheckResult, fault, note, ok, warning, words
 from rolltape.doctor.session_checks import describe_overhead, share
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
@@ -84,7 +84,7 @@ async def check_agent(
 
 
 class _Conversation:
-    """An episode with one seat, which is told to go on a few times; a program gets the first message alone."""
+    """An episode with one seat, which asks the agent to go on a few times. A program gets only the first message."""
 
     seats = (AGENT,)
 
@@ -136,12 +136,12 @@ def _describe_history(rollout: Rollout) -> CheckResult:
     aside = Counter(turn.facts.auxiliary for turn in rollout.turns if turn.facts.auxiliary is not None)
     parts = [f"asked on the side: {', '.join(map(str, aside))}"] if aside else []
     if rules:
-        parts.append(f"replies came back changed, and were recognized: {', '.join(map(_words, rules))}")
+        parts.append(f"replies came back changed, and were recognized: {', '.join(map(words, rules))}")
     causes = Counter(fork.cause for fork in forks)
     figures = {"forks": dict(causes), "echoes": dict(rules), "auxiliary": dict(aside)}
     if not forks:
         return ok("history", "; ".join(["every prompt extends the one before", *parts]), **figures)
-    listed = ", ".join(f"{times} × {_words(cause)}" for cause, times in causes.most_common())
+    listed = ", ".join(f"{times} × {words(cause)}" for cause, times in causes.most_common())
     edits = [fork for fork in forks if fork.cause not in _OF_ITS_KIND and not _is_templates(fork)]
     if not edits:
         by_template = any(map(_is_templates, forks))
@@ -154,10 +154,6 @@ def _describe_history(rollout: Rollout) -> CheckResult:
 def _is_templates(fork: Fork) -> bool:
     """Whether the model's template left thinking out that the agent had sent back."""
     return fork.cause is ForkCause.THINKING_STRIPPED and fork.message_index is None
-
-
-def _words(name: str) -> str:
-    return str(name).replace("_", " ")
 
 
 def _first_edit(fork: Fork) -> str:

@@ -1,4 +1,4 @@
-"""A model that says what a script tells it to, in ids of a real tokenizer, for running an agent without an engine.
+"""A model that follows a script, in ids of a real tokenizer, for running an agent without an engine.
 
 Its replies have what agents are known to change when they send them back: thinking, text beside calls, white space,
 numbers in arguments, two calls at once, and a word in ids that no tokenizer would choose.

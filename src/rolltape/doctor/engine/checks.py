@@ -17,7 +17,7 @@ EngineCheck = Callable[[EngineProbe], Awaitable[CheckResult | None]]
 async def check_engine(
     probe: EngineProbe, checks: "dict[str, EngineCheck] | None" = None
 ) -> AsyncIterator[CheckResult]:
-    """Run checks one by one. An engine that gives no reply, or text alone, is asked nothing more."""
+    """Run checks one by one. An engine that gives no reply, or only text, is not asked again."""
     for name, check in (ENGINE_CHECKS if checks is None else checks).items():
         result = await _run_check(name, check, probe)
         if result is not None:

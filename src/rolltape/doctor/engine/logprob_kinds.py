@@ -24,7 +24,7 @@ _STEPS = range(0, 24, 3)  # places along a greedy reply: after its own words a m
 _TOPS = 20  # the most that vLLM gives by default
 _TRIES = 6  # samples per place at temperature 1, of an engine that gives no lists of the most likely ids
 _KNOWN = 0.1  # nats: what the ids that are not among the most likely may add to a tempered logprob
-_CLEAR = 0.2  # nats: kinds that differ by less are not told apart at a place
+_CLEAR = 0.2  # nats: kinds that differ by less cannot be distinguished at a place
 _NEAR = 0.15  # nats, on average: half-precision arithmetic makes no more of equal logprobs
 _ENOUGH_PLACES = 3
 
@@ -32,9 +32,9 @@ _ENOUGH_PLACES = 3
 class MeasuredKind(msgspec.Struct, frozen=True, kw_only=True):
     """The kind that fits best, and the average distance of each kind from what the engine gave."""
 
-    kind: LogprobKind | None  # None: none fits, or it cannot be told
+    kind: LogprobKind | None  # None: none fits, or too few places could tell
     places: int  # at which the kinds differ
-    distances: Mapping[LogprobKind, float] = {}  # RAW alone for an engine that does not list the most likely ids
+    distances: Mapping[LogprobKind, float] = {}  # only RAW for an engine that does not list the most likely ids
 
 
 async def measure_kind(probe: EngineProbe) -> MeasuredKind:

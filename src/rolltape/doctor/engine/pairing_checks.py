@@ -9,7 +9,7 @@ import numpy as np
 
 from rolltape.doctor.engine.engine_text import TEXT_KINDS, spelled_reply
 from rolltape.doctor.engine.local_pass import Scorer, Scores, local_scorer, why_no_pass
-from rolltape.doctor.engine.probing import EngineProbe, Told
+from rolltape.doctor.engine.probing import EngineProbe, SampledChunks
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
 from rolltape.errors import CheckpointError
 from rolltape.gateway.prompts import ChatPrompts
@@ -37,15 +37,8 @@ async def check_tokenizer(
     if any(one.text is None for one in spelled):
         return note("tokenizer", "not compared: the engine gives ids without text")
     stops = [prompts.decode(np.array([one], dtype=np.int32)) for one in probe.stop_ids]
-    theirs, own = (
-        "".join(_without_stop(text, stops) for text in texts).replace(
-            "\ufffd", ""
-        )  # of letters that the end of a reply breaks, each program makes its own
-        for texts in (
-            [one.text or "" for one in spelled],
-            [prompts.decode(np.array(one.ids, dtype=np.int32)) for one in spelled],
-        )
-    )
+    theirs = _joined([one.text or "" for one in spelled], stops)
+    own = _joined([prompts.decode(np.array(one.ids, dtype=np.int32)) for one in spelled], stops)
     if not ids:
         return None
     alike = SequenceMatcher(None, theirs, own, autojunk=False).ratio()
@@ -59,9 +52,14 @@ async def check_tokenizer(
     )
 
 
-def _without_stop(text: str, stops: Sequence[str]) -> str:
-    """A reply without the stop id at its end, which engines keep in the text, in the ids, in both, or in neither."""
-    return next((text.removesuffix(stop) for stop in stops if stop and text.endswith(stop)), text)
+def _joined(texts: Sequence[str], stops: Sequence[str]) -> str:
+    """The texts of replies in a form that can be compared.
+
+    Engines keep the stop id at the end of a reply in the text, in the ids, in both, or in neither. Programs write a
+    character that the end of a reply breaks in different ways.
+    """
+    ended = (next((text.removesuffix(stop) for stop in stops if stop and text.endswith(stop)), text) for text in texts)
+    return "".join(ended).replace("\ufffd", "")
 
 
 async def check_weights(probe: EngineProbe, *, folder: Path) -> CheckResult:
@@ -104,7 +102,7 @@ async def _differences(probe: EngineProbe, score: Scorer) -> Scores:
     found = []
     for at in range(_PROMPTS):
         prompt = probe.noise(48)
-        told = Told() if at == 0 and probe.engine.streams else None  # streams are read in another way
+        told = SampledChunks() if at == 0 and probe.engine.streams else None  # streams are read in another way
         given = await probe.sample(prompt, temperature=1.0, max_tokens=_REPLY, on_sampled=told)
         if given.logprobs is not None and len(given.ids):
             found.append(np.abs(await score(prompt, given.ids.tolist()) - given.logprobs))

@@ -30,7 +30,7 @@ def generation(
     on_sampled: Callable[[Sequence[int]], None] | None = None,
     **sampling: Any,
 ) -> Generation:
-    """A generation of at most 64 tokens, unless told otherwise."""
+    """A generation of at most 64 tokens by default."""
     params = SamplingParams(**{"max_tokens": 64, **sampling})
     wanted = Generation(
         id=name,
@@ -49,7 +49,7 @@ def generation(
     return msgspec.structs.replace(wanted, on_sampled=PlausibleIds(wanted, on_sampled).add)
 
 
-class Told:
+class SampledChunks:
     """An `on_sampled` that keeps what it is called with; `then` is called after the first time."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:

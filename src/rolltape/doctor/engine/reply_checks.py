@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 
 from rolltape.doctor.engine.logprob_kinds import PLACES, TEMPERATURE, TOP_K, measure_kind
-from rolltape.doctor.engine.probing import EngineProbe, Told
-from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.doctor.engine.probing import EngineProbe, SampledChunks
+from rolltape.doctor.results import CheckResult, fault, note, ok, warning, words
 from rolltape.errors import EngineError
 from rolltape.gateway.engines.protocol import Generated
 from rolltape.records.turn import Finish, LogprobKind
@@ -73,7 +73,7 @@ async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
         "places": found.places,
         "distances": {kind.value: round(value, 5) for kind, value in found.distances.items()},
     }
-    said = "no kind is declared" if declared is None else f"declared {_words(declared)}"
+    said = "no kind is declared" if declared is None else f"declared {words(declared)}"
     how = f"over {found.places} places at temperature {TEMPERATURE:g}, top-k {TOP_K}"
     if found.kind is None and not found.distances:
         return note(
@@ -99,15 +99,11 @@ async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
     if found.kind is not declared:
         return fault(
             "logprob kind",
-            f"{said}, measured {_words(found.kind)} ({how})",
+            f"{said}, measured {words(found.kind)} ({how})",
             f"pass --logprobs {found.kind} to serve and collect, or change the engine's own setting",
             **figures,
         )
-    return ok("logprob kind", f"{_words(found.kind)}, as declared ({how}, {nearest:.4f} off)", **figures)
-
-
-def _words(kind: str) -> str:
-    return kind.replace("_", " ")
+    return ok("logprob kind", f"{words(found.kind)}, as declared ({how}, {nearest:.4f} off)", **figures)
 
 
 async def check_stop_id(probe: EngineProbe) -> CheckResult:
@@ -165,7 +161,7 @@ async def check_stop_string(probe: EngineProbe) -> CheckResult | None:
 async def check_streaming(probe: EngineProbe) -> CheckResult:
     if not probe.engine.streams:
         return note("streaming", "ids come when a reply has ended", "agents wait for whole replies; nothing is lost")
-    told = Told()
+    told = SampledChunks()
     given = await probe.sample(probe.noise(32), temperature=1.0, max_tokens=96, on_sampled=told)
     if told.ids != given.ids.tolist():
         return fault(
@@ -183,7 +179,7 @@ async def check_streaming(probe: EngineProbe) -> CheckResult:
 async def check_abort(probe: EngineProbe) -> CheckResult:
     """Whether what was sampled of an interrupted reply is kept, as when weights change."""
     first = asyncio.Event()
-    told = Told(first.set)
+    told = SampledChunks(first.set)
     streams = probe.engine.streams
     wanted = probe.wanted(probe.noise(32), temperature=1.5, max_tokens=1000, on_sampled=told if streams else None)
     async with asyncio.timeout(probe.reply_timeout_s):

@@ -1,4 +1,4 @@
-"""Checks of an engine as a server: what it says of itself, its prefix cache, its constraints, and what it refuses."""
+"""Checks of an engine as a server: its facts, its prefix cache, its constraints, and what it refuses."""
 
 import time
 

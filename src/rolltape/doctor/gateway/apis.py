@@ -4,7 +4,8 @@ A gateway that is checked may be anybody's, so nothing here is shared with Rollt
 """
 
 import json
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,7 @@ _MAX_TOKENS = 64
 class ApiReply(msgspec.Struct, frozen=True, kw_only=True):
     """A reply in what the APIs have in common."""
 
-    status: int
+    status: int = 200
     id: str | None = None
     text: str = ""
     calls: tuple[Json, ...] = ()  # each with id, name and arguments, a JSON text
@@ -31,16 +32,141 @@ class ApiReply(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = True  # of a stream: the API's own last event came
 
 
-class Api(msgspec.Struct, frozen=True, kw_only=True):
+class Api(ABC):
     """One API: where it is, how a conversation is asked for, and how a reply is read."""
 
     name: str
     path: str
-    ask: Callable[[str, Sequence[Json]], Json]  # model and messages in this API's form → a body
-    tools: Callable[[Json], Json]  # a tool in chat form → the fields that force a call of it
-    result: Callable[[Json, str], Json]  # a call and its result → the message that reports it
-    read: Callable[[int, Any], ApiReply]
-    read_events: Callable[[int, list[Json], bool], ApiReply]
+
+    def ask(self, model: str, messages: Sequence[Json]) -> Json:
+        """The body for messages in this API's form."""
+        return {"model": model, "messages": list(messages), "max_tokens": _MAX_TOKENS}
+
+    @abstractmethod
+    def forced(self, tool: Json) -> Json:
+        """The fields that force a call of a tool, which is in chat form."""
+
+    @abstractmethod
+    def result(self, call: Json, result: str) -> Json:
+        """The message that reports a call's result."""
+
+    @abstractmethod
+    def read(self, body: Any) -> ApiReply:
+        """A whole reply."""
+
+    @abstractmethod
+    def read_events(self, events: list[Json], done: bool) -> ApiReply:
+        """A streamed reply; `done`: the word `[DONE]` came."""
+
+
+class _Chat(Api):
+    name = "chat"
+    path = "/v1/chat/completions"
+
+    def forced(self, tool: Json) -> Json:
+        return {"tools": [tool], "tool_choice": "required"}
+
+    def result(self, call: Json, result: str) -> Json:
+        return {"role": "tool", "tool_call_id": call["id"], "content": result}
+
+    def read(self, body: Any) -> ApiReply:
+        message = body["choices"][0]["message"]
+        usage = body.get("usage") or {}
+        return ApiReply(
+            id=body.get("id"),
+            text=message.get("content") or "",
+            calls=tuple({"id": one["id"], **one["function"]} for one in message.get("tool_calls") or ()),
+            message=[message],
+            prompt_tokens=usage.get("prompt_tokens"),
+            completion_tokens=usage.get("completion_tokens"),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            body=body,
+        )
+
+    def read_events(self, events: list[Json], done: bool) -> ApiReply:
+        deltas = [event["choices"][0]["delta"] for event in events if event.get("choices")]
+        text = "".join(delta["content"] for delta in deltas if delta.get("content"))
+        names = ("content", "reasoning_content", "tool_calls")
+        parts = [delta for delta in deltas if any(delta.get(name) for name in names)]
+        return ApiReply(id=next((one.get("id") for one in events), None), text=text, events=len(parts), ended=done)
+
+
+class _Messages(Api):
+    name = "messages"
+    path = "/v1/messages"
+
+    def forced(self, tool: Json) -> Json:
+        function = tool["function"]
+        own = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+        return {"tools": [own], "tool_choice": {"type": "any"}}
+
+    def result(self, call: Json, result: str) -> Json:
+        block = {"type": "tool_result", "tool_use_id": call["id"], "content": result}
+        return {"role": "user", "content": [block]}
+
+    def read(self, body: Any) -> ApiReply:
+        blocks, usage = body["content"], body.get("usage") or {}
+        uses = [one for one in blocks if one["type"] == "tool_use"]
+        given, cached = usage.get("input_tokens"), usage.get("cache_read_input_tokens")
+        held = (cached or 0) + (usage.get("cache_creation_input_tokens") or 0)
+        return ApiReply(
+            id=body.get("id"),
+            text="".join(one["text"] for one in blocks if one["type"] == "text"),
+            calls=tuple({"id": one["id"], "name": one["name"], "arguments": json.dumps(one["input"])} for one in uses),
+            message=[{"role": "assistant", "content": blocks}],
+            prompt_tokens=None if given is None else given + held,
+            completion_tokens=usage.get("output_tokens"),
+            cached_tokens=cached,
+            body=body,
+        )
+
+    def read_events(self, events: list[Json], done: bool) -> ApiReply:
+        deltas = [event["delta"] for event in events if event.get("type") == "content_block_delta"]
+        text = "".join(delta["text"] for delta in deltas if delta.get("type") == "text_delta")
+        start = next((event["message"].get("id") for event in events if event.get("type") == "message_start"), None)
+        ended = any(event.get("type") == "message_stop" for event in events)
+        return ApiReply(id=start, text=text, events=len(deltas), ended=ended)
+
+
+class _Responses(Api):
+    name = "responses"
+    path = "/v1/responses"
+
+    def ask(self, model: str, messages: Sequence[Json]) -> Json:
+        return {"model": model, "input": list(messages), "max_output_tokens": _MAX_TOKENS, "store": False}
+
+    def forced(self, tool: Json) -> Json:
+        return {"tools": [{"type": "function", **tool["function"]}], "tool_choice": "required"}
+
+    def result(self, call: Json, result: str) -> Json:
+        return {"type": "function_call_output", "call_id": call["id"], "output": result}
+
+    def read(self, body: Any) -> ApiReply:
+        items, usage = body["output"], body.get("usage") or {}
+        parts = [part for item in items if item["type"] == "message" for part in item["content"]]
+        made = [one for one in items if one["type"] == "function_call"]
+        return ApiReply(
+            id=body.get("id"),
+            text="".join(part.get("text", "") for part in parts),
+            calls=tuple({"id": one["call_id"], "name": one["name"], "arguments": one["arguments"]} for one in made),
+            message=items,
+            prompt_tokens=usage.get("input_tokens"),
+            completion_tokens=usage.get("output_tokens"),
+            cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
+            body=body,
+        )
+
+    def read_events(self, events: list[Json], done: bool) -> ApiReply:
+        text = "".join(event["delta"] for event in events if event.get("type") == "response.output_text.delta")
+        parts = [event for event in events if str(event.get("type")).endswith(".delta")]
+        ends = ("response.completed", "response.incomplete")
+        last = next((event for event in events if event.get("type") in ends), None)
+        own = None if last is None else last["response"].get("id")
+        return ApiReply(id=own, text=text, events=len(parts), ended=last is not None)
+
+
+CHAT = _Chat()
+APIS: tuple[Api, ...] = (CHAT, _Messages(), _Responses())
 
 
 class GatewayClient:
@@ -78,7 +204,8 @@ class GatewayClient:
 
     async def ask(self, api: Api, messages: Sequence[Json], **more: Any) -> ApiReply:
         """One reply; `more` are fields of the body."""
-        return api.read(*await self.post(api.path, {**api.ask(self.model, messages), **more}))
+        status, body = await self.post(api.path, {**api.ask(self.model, messages), **more})
+        return api.read(body) if status == 200 else ApiReply(status=status, body=body)
 
     async def stream(self, api: Api, messages: Sequence[Json], **more: Any) -> ApiReply:
         """One reply by server-sent events."""
@@ -88,7 +215,8 @@ class GatewayClient:
             lines = (await response.read()).split(b"\n")  # an event may be longer than aiohttp's longest line
         data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         events = [event for event in map(_parsed, data) if isinstance(event, dict)]
-        return api.read_events(response.status, events, b"[DONE]" in data)
+        reply = api.read_events(events, b"[DONE]" in data)
+        return msgspec.structs.replace(reply, status=response.status, body=events)
 
 
 def _parsed(data: bytes) -> Any:
@@ -96,166 +224,3 @@ def _parsed(data: bytes) -> Any:
         return json.loads(data)
     except ValueError:
         return data.decode(errors="replace")
-
-
-def _chat_ask(model: str, messages: Sequence[Json]) -> Json:
-    return {"model": model, "messages": list(messages), "max_tokens": _MAX_TOKENS}
-
-
-def _chat_tools(tool: Json) -> Json:
-    return {"tools": [tool], "tool_choice": "required"}
-
-
-def _chat_result(call: Json, result: str) -> Json:
-    return {"role": "tool", "tool_call_id": call["id"], "content": result}
-
-
-def _chat_read(status: int, body: Any) -> ApiReply:
-    if status != 200:
-        return ApiReply(status=status, body=body)
-    message = body["choices"][0]["message"]
-    calls = tuple({"id": one["id"], **one["function"]} for one in message.get("tool_calls") or ())
-    usage = body.get("usage") or {}
-    return ApiReply(
-        status=status,
-        id=body.get("id"),
-        text=message.get("content") or "",
-        calls=calls,
-        message=[message],
-        prompt_tokens=usage.get("prompt_tokens"),
-        completion_tokens=usage.get("completion_tokens"),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        body=body,
-    )
-
-
-def _chat_events(status: int, events: list[Json], done: bool) -> ApiReply:
-    deltas = [event["choices"][0]["delta"] for event in events if event.get("choices")]
-    texts = [delta["content"] for delta in deltas if delta.get("content")]
-    parts = [
-        delta for delta in deltas if any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls"))
-    ]
-    first = next((event.get("id") for event in events), None)
-    return ApiReply(status=status, id=first, text="".join(texts), events=len(parts), ended=done, body=events)
-
-
-def _messages_ask(model: str, messages: Sequence[Json]) -> Json:
-    return {"model": model, "messages": list(messages), "max_tokens": _MAX_TOKENS}
-
-
-def _messages_tools(tool: Json) -> Json:
-    function = tool["function"]
-    own = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
-    return {"tools": [own], "tool_choice": {"type": "any"}}
-
-
-def _messages_result(call: Json, result: str) -> Json:
-    block = {"type": "tool_result", "tool_use_id": call["id"], "content": result}
-    return {"role": "user", "content": [block]}
-
-
-def _messages_read(status: int, body: Any) -> ApiReply:
-    if status != 200:
-        return ApiReply(status=status, body=body)
-    blocks, usage = body["content"], body.get("usage") or {}
-    calls = tuple(
-        {"id": one["id"], "name": one["name"], "arguments": json.dumps(one["input"])}
-        for one in blocks
-        if one["type"] == "tool_use"
-    )
-    cached = usage.get("cache_read_input_tokens")
-    given = usage.get("input_tokens")
-    return ApiReply(
-        status=status,
-        id=body.get("id"),
-        text="".join(one["text"] for one in blocks if one["type"] == "text"),
-        calls=calls,
-        message=[{"role": "assistant", "content": blocks}],
-        prompt_tokens=None
-        if given is None
-        else given + (cached or 0) + (usage.get("cache_creation_input_tokens") or 0),
-        completion_tokens=usage.get("output_tokens"),
-        cached_tokens=cached,
-        body=body,
-    )
-
-
-def _messages_events(status: int, events: list[Json], done: bool) -> ApiReply:
-    deltas = [event["delta"] for event in events if event.get("type") == "content_block_delta"]
-    texts = [delta["text"] for delta in deltas if delta.get("type") == "text_delta"]
-    start = next((event["message"].get("id") for event in events if event.get("type") == "message_start"), None)
-    ended = any(event.get("type") == "message_stop" for event in events)
-    return ApiReply(status=status, id=start, text="".join(texts), events=len(deltas), ended=ended, body=events)
-
-
-def _responses_ask(model: str, messages: Sequence[Json]) -> Json:
-    return {"model": model, "input": list(messages), "max_output_tokens": _MAX_TOKENS, "store": False}
-
-
-def _responses_tools(tool: Json) -> Json:
-    return {"tools": [{"type": "function", **tool["function"]}], "tool_choice": "required"}
-
-
-def _responses_result(call: Json, result: str) -> Json:
-    return {"type": "function_call_output", "call_id": call["id"], "output": result}
-
-
-def _responses_read(status: int, body: Any) -> ApiReply:
-    if status != 200:
-        return ApiReply(status=status, body=body)
-    items, usage = body["output"], body.get("usage") or {}
-    parts = [part for item in items if item["type"] == "message" for part in item["content"]]
-    calls = tuple(
-        {"id": one["call_id"], "name": one["name"], "arguments": one["arguments"]}
-        for one in items
-        if one["type"] == "function_call"
-    )
-    return ApiReply(
-        status=status,
-        id=body.get("id"),
-        text="".join(part.get("text", "") for part in parts),
-        calls=calls,
-        message=items,
-        prompt_tokens=usage.get("input_tokens"),
-        completion_tokens=usage.get("output_tokens"),
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
-        body=body,
-    )
-
-
-def _responses_events(status: int, events: list[Json], done: bool) -> ApiReply:
-    texts = [event["delta"] for event in events if event.get("type") == "response.output_text.delta"]
-    parts = [event for event in events if str(event.get("type")).endswith(".delta")]
-    last = next((event for event in events if event.get("type") in ("response.completed", "response.incomplete")), None)
-    own = None if last is None else last["response"].get("id")
-    return ApiReply(status=status, id=own, text="".join(texts), events=len(parts), ended=last is not None, body=events)
-
-
-CHAT = Api(
-    name="chat",
-    path="/v1/chat/completions",
-    ask=_chat_ask,
-    tools=_chat_tools,
-    result=_chat_result,
-    read=_chat_read,
-    read_events=_chat_events,
-)
-MESSAGES = Api(
-    name="messages",
-    path="/v1/messages",
-    ask=_messages_ask,
-    tools=_messages_tools,
-    result=_messages_result,
-    read=_messages_read,
-    read_events=_messages_events,
-)
-RESPONSES = Api(
-    name="responses",
-    path="/v1/responses",
-    ask=_responses_ask,
-    tools=_responses_tools,
-    result=_responses_result,
-    read=_responses_read,
-    read_events=_responses_events,
-)
-APIS = (CHAT, MESSAGES, RESPONSES)

@@ -13,6 +13,7 @@ import msgspec
 
 from rolltape.doctor.gateway.apis import APIS, CHAT, TIMEOUT_S, Api, ApiReply, GatewayClient
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.records.turn import common_length
 from rolltape.records.wording import plural
 
 _ASKED = {"role": "user", "content": "What is 23 + 19? Answer with the number."}
@@ -134,7 +135,7 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
     broken: list[str] = []
     for api in probe.first:
         asked = [{"role": "user", "content": "Add 23 and 19 with the tool."}]
-        fields = api.tools(_TOOL)
+        fields = api.forced(_TOOL)
         reply = await probe.client.ask(api, asked, **fields)
         if reply.status != 200 or not reply.calls:
             if reply.status == 200:
@@ -147,9 +148,10 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
             continue
         results = [api.result(call, "42") for call in reply.calls]
         after = await probe.client.ask(api, [*asked, *reply.message, *results], tools=fields["tools"])
-        (made if after.status == 200 else broken).append(
-            f"{api.name}" if after.status == 200 else f"{api.name} (result)"
-        )
+        if after.status == 200:
+            made.append(api.name)
+        else:
+            broken.append(f"{api.name} (result)")
     if broken:
         return fault("tool calls", f"broken: {', '.join(broken)}", "agents cannot use tools over that API")
     if none:
@@ -177,12 +179,9 @@ async def _history(probe: GatewayProbe) -> CheckResult | None:
     if held is not None and later is not None:
         if later[: len(held)] == held:
             return ok("history", f"the second prompt begins with all {len(held)} ids of the first turn")
-        at = next(
-            (at for at, (a, b) in enumerate(zip(held, later, strict=False)) if a != b), min(len(held), len(later))
-        )
         return warning(
             "history",
-            f"the second prompt departs from the first turn at id {at} of {len(held)}",
+            f"the second prompt departs from the first turn at id {common_length(held, later)} of {len(held)}",
             "replies are tokenized anew; a trainer that joins turns by text trains on other ids than were sampled",
         )
     if None in (one.prompt_tokens, one.completion_tokens, two.prompt_tokens):

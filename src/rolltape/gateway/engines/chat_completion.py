@@ -86,7 +86,7 @@ def _strict_json(data: bytes, where: str) -> tuple[bytes, bool]:
         value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
         valid, repaired = encode_json(value, where)
     except (ValueError, RecursionError, NotJsonError):
-        return data, False  # nobody can read it
+        return data, False  # the caller's decoder reports what is wrong
     return valid, repaired or text.encode() != data
 
 
@@ -133,7 +133,7 @@ def _token_arrays(
 
 
 def _finish(reason: Any, where: str) -> tuple[Finish, str | None]:
-    """How a reply ended, and the endpoint's own word for it. Words that nobody here knows are an end like any other."""
+    """How a reply ended, and the endpoint's own word for it. An unknown word is an end like any other."""
     word = _word(reason)
     known = (word or "").lower()
     if known in _BROKEN_OFF:
@@ -219,7 +219,7 @@ def _word(value: Any) -> str | None:
 
 
 def _usage(given: Any) -> dict[str, Any] | None:
-    """What an endpoint says of tokens and costs, without counts that are none."""
+    """The usage that an endpoint reports, without counts that are not numbers."""
     if not isinstance(given, dict) or is_deep(given, _DEEPEST):
         return None
     usage = dict(given)

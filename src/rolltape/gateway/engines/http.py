@@ -220,7 +220,7 @@ class GrowingReply(Protocol):
 
 
 class Contradiction(EngineFault):
-    """An event says otherwise than those before it, so that neither can be believed."""
+    """An event contradicts those before it, so that neither can be trusted."""
 
 
 class HttpEngine:
@@ -305,7 +305,7 @@ class PromptDetails(msgspec.Struct):
 
 
 class PromptUsage(msgspec.Struct):
-    """What OpenAI's usage says of the prompt."""
+    """The part of OpenAI's usage that is about the prompt."""
 
     prompt_tokens_details: PromptDetails | None = None
 

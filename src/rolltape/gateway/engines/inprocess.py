@@ -36,6 +36,7 @@ class InProcessEngine:
         self.engine = engine
         self._model = model
         self._kind = logprob_kind
+        self._is_raw = logprob_kind is LogprobKind.RAW
         self._running = running
         self._owned = not running
 
@@ -85,8 +86,7 @@ class InProcessEngine:
     def _tops(self, tops: Sequence[Sequence[TopLogprob]], ids: Ids, wanted: Generation, where: str) -> dict[str, Any]:
         if not wanted.top_logprobs:
             return {}
-        raw = self._kind is LogprobKind.RAW
-        listed = [[(one.id, one.raw if raw else one.tempered) for one in top] for top in tops]
+        listed = [[(one.id, one.raw if self._is_raw else one.tempered) for one in top] for top in tops]
         return top_side_arrays(listed, ids, wanted, where)
 
     def _partial(self, pieces: Sequence[Piece], wanted: Generation, where: str) -> Generated | None:
@@ -94,12 +94,11 @@ class InProcessEngine:
         ids = [token for piece in pieces for token in piece.ids]
         if not ids:
             return None
-        raw = self._kind is LogprobKind.RAW
-        logprobs = [value for piece in pieces for value in (piece.raw_logprobs if raw else piece.tempered_logprobs)]
+        by_piece = [piece.raw_logprobs if self._is_raw else piece.tempered_logprobs for piece in pieces]
         sampled = np.array(ids, dtype=np.int32)
         return Generated(
             ids=sampled,
-            logprobs=np.array(logprobs, dtype=np.float32),
+            logprobs=np.concatenate(by_piece, dtype=np.float32),
             finish=Finish.ABORT,
             first_version=pieces[-1].version,
             last_version=pieces[-1].version,

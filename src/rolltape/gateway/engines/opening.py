@@ -11,7 +11,7 @@ from rolltape.gateway.engines.llamacpp import LlamaCppEngine
 from rolltape.gateway.engines.openai_text import OpenAITextEngine
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.engines.replay import ReplayEngine
-from rolltape.gateway.engines.sglang import SglangEngine
+from rolltape.gateway.engines.sglang.engine import SglangEngine
 from rolltape.gateway.engines.vllm import VllmEngine
 from rolltape.records.turn import LogprobKind
 from rolltape.tiny import TinyEngine, shipped_model

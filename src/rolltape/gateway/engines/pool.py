@@ -1,7 +1,7 @@
-"""Several engines as one, and the gate that every generation passes, which is closed while weights are changed.
+"""Several engines as one, and the gate that holds generations back while weights change.
 
-Each session stays with one engine, and one that is down is skipped until it answers. Once weights were handed over,
-an engine that comes back with others, as after a restart, loads them before it is given turns.
+Each session stays with one engine. An engine that is down is skipped until it answers. Once weights were handed over,
+an engine that comes back with other weights, as after a restart, loads them before it gets turns.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineUnreachable
 from rolltape.gateway.engines.protocol import Engine, EngineFacts, TakesWeights
-from rolltape.gateway.engines.request_limit import RequestLimit, RequestQueue
+from rolltape.gateway.engines.request_limit import RequestLimit, RequestQueue, done_before
 from rolltape.gateway.turn.constraints import Ability
 
 log = logging.getLogger("rolltape.engines")
@@ -134,7 +134,7 @@ class EnginePool:
     @asynccontextmanager
     async def turn(self, session: str, left: asyncio.Event) -> AsyncIterator[bool]:
         """Wait until the session's engine may be asked, inside the block. False: the caller has left meanwhile."""
-        with suppress(EngineUnreachable):  # whoever asks is told
+        with suppress(EngineUnreachable):  # raised again when the engine is asked
             self.pick(session)
         member = self._of_session.get(session)
         if member is None or member.queue is None:
@@ -164,12 +164,7 @@ class EnginePool:
     async def opened(self, left: asyncio.Event) -> None:
         """Wait until generating is allowed, or until the caller has left."""
         while self.paused and not left.is_set():
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._open, left)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            await done_before(self._open.wait(), left)
 
     def begin(self, generation: str, interrupt: Interrupt) -> None:
         """Note that a generation runs; `interrupt` ends it with what was sampled so far."""
@@ -205,7 +200,7 @@ class EnginePool:
         return [error for error in errors if not isinstance(error, EngineUnreachable)]
 
     def keep(self, weights: LoadedWeights) -> None:
-        """Have engines load these weights, which they have now, should they come back without them."""
+        """Remember the weights that engines have now; one that comes back without them loads them."""
         self.weights = weights
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
@@ -228,7 +223,7 @@ class EnginePool:
                 await member.engine.load_weights(*self.weights)
 
     async def forget_weights(self) -> None:
-        """Have no engine load what was handed over before: somebody else may give it other weights from now on."""
+        """Stop loading the weights handed over before: somebody else may change weights from now on."""
         self.weights = None
         for member in self._members:
             async with member.loading:
@@ -267,7 +262,7 @@ class EnginePool:
             member.probe = None
 
     async def _watch(self) -> None:
-        """Look at engines in between, so that one that restarts while nobody asks it for anything is noticed."""
+        """Check engines now and then, so that one that restarts while it is idle is noticed."""
         while True:
             await asyncio.sleep(_WATCH_S)
             if self.weights is not None and not self.paused:

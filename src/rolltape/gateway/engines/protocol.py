@@ -1,4 +1,4 @@
-"""The engine protocol: what every engine is asked and returns."""
+"""The engine protocol: what every engine is asked for, and what it returns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ TOP_LOGPROBS = "top_logprobs"  # in `Engine.applies`: it gives the most likely i
 
 
 class IdsAsJson:
-    """A session's latest prompt as text. A hundred thousand ids take milliseconds to write, and none to copy."""
+    """The JSON of a session's latest prompt, kept so that only new ids are encoded: 100,000 ids take milliseconds."""
 
     def __init__(self) -> None:
         self._ids = NO_IDS
@@ -38,15 +38,15 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     id: str  # the engine's name for it, by which it is aborted
     session: str  # requests of one session share prefixes
     prompt_ids: Ids
-    sampling: SamplingParams  # as it shall be applied; max_tokens is always given
-    # As somebody decided it: the agent, the session, the gateway's owner. For an engine that has defaults of its own.
+    sampling: SamplingParams  # to be applied; max_tokens is always given
+    # What the agent, the session or the gateway's owner decided; for an engine that has defaults of its own.
     decided: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...]
     vocabulary: int | None = None  # one more than the largest id of the tokenizer; None: not known
     held_tokens: int = 0  # of the prompt: those whose routed experts are on the tape already
     request: ChatRequest  # for an engine that takes messages instead of ids
     constraint: Constraint | None = None  # to be enforced, by an engine that has what it needs
-    top_logprobs: int = 0  # so many of the most likely ids at each place, with their logprobs, as side arrays
+    top_logprobs: int = 0  # how many of the most likely ids to give at each place, as side arrays with their logprobs
     ids_json: IdsAsJson = msgspec.field(default_factory=IdsAsJson)  # its session's, for an engine that takes JSON
     # Called on the event loop with the ids sampled since the last call, by an engine that streams. Together they are
     # what `generate` returns, or what its EngineDied carries. What cannot have been sampled is not shown to anybody.
@@ -54,7 +54,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What an engine returned: the whole continuation, or with finish ABORT a part of it."""
+    """What an engine returned: the whole continuation, or a part of it if the finish is ABORT."""
 
     ids: Ids
     logprobs: npt.NDArray[np.float32] | npt.NDArray[np.float64] | None  # None: it gave none

@@ -10,7 +10,7 @@ from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.messages import Message
-from rolltape.records.turn import Finish, Ids, Turn, TurnFlag, common_prefix
+from rolltape.records.turn import Finish, Ids, Turn, TurnFlag, common_length, common_prefix
 from rolltape.tape.run import read
 
 
@@ -37,7 +37,7 @@ class ReplayEngine:
 
     def __init__(self, run: str | os.PathLike[str], which: str, *, go_on: bool = False) -> None:
         self.name = f"replay {os.fspath(run)}#{which}"
-        # What failed gave nothing to answer with; where its client asked again, that turn follows.
+        # A turn that failed has no reply. Where its client asked again, that turn follows.
         self._left = [turn for turn in _turns(run, which) if turn.facts.finish is not Finish.ERROR]
         if not self._left:
             raise NoSuchRollout(f"{self.name}: no turns are recorded there")
@@ -62,7 +62,7 @@ class ReplayEngine:
         if nearest is None or not self._go_on:
             raise EngineFault(f"{self.name}: {departure.text}")
         self._left.remove(nearest)
-        # Its side arrays stand on another prompt.
+        # Its side arrays belong to another prompt.
         return msgspec.structs.replace(_generated(nearest), side_arrays={})
 
     async def abort(self, generation_id: str) -> None:
@@ -88,8 +88,8 @@ class ReplayEngine:
         asked = _digests(wanted)
 
         def shared(turn: Turn) -> tuple[int, int]:
-            messages = _first_difference(_recorded_digests(turn), asked)
-            return len(asked) if messages is None else messages, common_prefix(turn.prompt_ids, wanted.prompt_ids)
+            messages = common_length(_recorded_digests(turn), asked)
+            return messages, common_prefix(turn.prompt_ids, wanted.prompt_ids)
 
         return max(self._left, key=shared, default=None)
 
@@ -121,18 +121,13 @@ def _recorded_digests(turn: Turn) -> list[bytes]:
     return [message.canonical for message in turn.prompt.to_list()]
 
 
-def _first_difference(left: list[Any], right: list[Any]) -> int | None:
-    """The first place where two lists differ; None: they are equal."""
-    pairs = zip(left, right, strict=False)
-    at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
-    return None if at == len(left) == len(right) else at
-
-
 def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
     if turn is None:
         text = f"request {number} comes after the last recorded turn"
         return Departure(turn=None, request=number, message=None, token=None, text=text)
-    message = _first_difference(_recorded_digests(turn), _digests(wanted))
+    recorded_messages, asked = _recorded_digests(turn), _digests(wanted)
+    equal = common_length(recorded_messages, asked)
+    message = None if equal == len(recorded_messages) == len(asked) else equal
     shared = common_prefix(turn.prompt_ids, wanted.prompt_ids)
     comparable = _has_ids(turn) and len(wanted.prompt_ids)
     same = shared == len(turn.prompt_ids) == len(wanted.prompt_ids)

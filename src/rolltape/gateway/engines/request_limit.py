@@ -12,7 +12,7 @@ _MINUTE_S = 60.0
 
 
 class RequestLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many requests an engine or a judge is asked to bear."""
+    """How many requests an engine or a judge gets."""
 
     at_once: int | None = None  # None: any number
     per_minute: float | None = None  # that begin, evenly spaced; None: any number
@@ -25,7 +25,7 @@ class RequestLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RequestQueue:
-    """Has requests begin in the order in which they came, each as soon as a limit allows it."""
+    """Lets requests begin in the order in which they came, each as soon as the limit allows it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RequestQueue:
         if self._slots is None:
             yield await self._spaced(left)
             return
-        if not await _before(self._slots.acquire(), left):
+        if not await done_before(self._slots.acquire(), left):
             yield False
             return
         try:
@@ -60,11 +60,11 @@ class RequestQueue:
         now = self._now()
         begins_s = max(now, self._next_s)
         self._next_s = begins_s + self._spacing_s
-        return begins_s <= now or await _before(self._sleep(begins_s - now), left)
+        return begins_s <= now or await done_before(self._sleep(begins_s - now), left)
 
 
-async def _before(work: Awaitable[Any], left: asyncio.Event | None) -> bool:
-    """Whether something was done before a caller left. It is given up if the caller leaves."""
+async def done_before(work: Awaitable[Any], left: asyncio.Event | None) -> bool:
+    """Whether something was done before a caller left. If the caller leaves, it is cancelled."""
     if left is None:
         await work
         return True

@@ -11,8 +11,8 @@ from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.request import SamplingParams
 from rolltape.records.turn import NO_IDS, Finish, Ids, Turn
 
-# What nobody decided. It is always sent: engines' own defaults are not neutral (vLLM takes the model's
-# generation_config, llama.cpp has top_k 40 and min_p 0.05), and then nobody would know what was applied.
+# For what nobody decided. All of it is always sent, so that it is known what was applied: engines' own defaults are not
+# neutral (vLLM takes the model's generation_config, llama.cpp has top_k 40 and min_p 0.05).
 _NEUTRAL = SamplingParams(
     temperature=1.0,
     top_p=1.0,
@@ -98,7 +98,7 @@ def top_side_arrays(
 
 
 def sampled_tops(turn: Turn, count: int) -> list[list[tuple[int, float]]]:
-    """What a turn has of those, for each of its sampled ids; nothing where it has none."""
+    """The most likely ids that a turn recorded beside each sampled one; empty lists where it has none."""
     tops: list[list[tuple[int, float]]] = [[] for _ in turn.sampled_ids]
     ids, logprobs = turn.side.get(f"top_{count}_ids"), turn.side.get(f"top_{count}_logprobs")
     if ids is None or logprobs is None:

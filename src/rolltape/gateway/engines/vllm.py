@@ -100,7 +100,7 @@ class _VllmReply:
 
 
 class VllmEngine(HttpEngine):
-    """One vLLM server. Replies carry no weight version; a server in development mode tells the one that it has now.
+    """One vLLM server. Replies carry no weight version; a server in development mode reports its current one.
 
     `logprob_kind`: raw, unless the server was started with another --logprobs-mode, which it does not say.
     `model`: as served; None takes the first that the server names.

@@ -30,8 +30,8 @@ from rolltape.gateway.prompts.families import (
 )
 from rolltape.gateway.prompts.rendering import BridgeRefusal, Prepared, PromptIds, SplicedIds, prepared
 from rolltape.gateway.prompts.reply import Parsed, parse_by_renderer, plain_text
-from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form, find_split_rules
-from rolltape.gateway.prompts.splitter import PlainText, ReplySplitter
+from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form
+from rolltape.gateway.prompts.splitter import PlainText, ReplySplitter, find_split_rules
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
 from rolltape.records.turn import Ids, TokenChain
 
@@ -71,7 +71,7 @@ class ChatPrompts:
         self._renderers = {
             on: make(choice.name, tokenizer, **choice.options, **kept, **self._switch(on)) for on in settings
         }
-        # These bridge over user messages, too: right where there is no thinking to drop.
+        # These also bridge over user messages, which is right where there is no thinking to drop.
         self._keeping = {
             on: make(choice.name, tokenizer, **choice.options, **self._switch(on), thinking_retention="all")
             for on, renderer in self._renderers.items()
@@ -123,7 +123,7 @@ class ChatPrompts:
         )
 
     def template_options(self, thinking: bool | None) -> dict[str, Any]:
-        """What of a prompt's options departs from the model's defaults: to be recorded, and part of its root."""
+        """The options of a prompt that differ from the model's defaults. They are recorded, and part of its root."""
         return self._options | self._switch(self._setting(thinking))
 
     def render(self, messages: Messages, tools: Tools, thinking: bool | None, *, opens_reply: bool = True) -> PromptIds:

@@ -45,7 +45,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the model said; for a prompt it is no more than its contents."""
+    """`{% generation %}` marks what the model said; a prompt has only its contents."""
 
     tags = {"generation"}
 

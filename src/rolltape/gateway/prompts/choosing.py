@@ -18,6 +18,7 @@ from rolltape.gateway.prompts.families import (
     make,
     template_options,
     thinking_option,
+    try_render,
 )
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
@@ -162,7 +163,7 @@ def compare_with_template(renderer: Renderer, tokenizer: FolderTokenizer, *, wit
             continue
         expected = [_by_template(renderer, tokenizer, form, tools) for form in _forms(chat)]
         accepted = [ids for ids in expected if ids is not None]
-        rendered = _rendered(renderer, chat, tools) if accepted else None
+        rendered = try_render(renderer, chat, tools) if accepted else None
         if accepted and rendered not in accepted:
             return TemplateMatch(agreed=agreed, chat=chat, rendered=rendered, expected=accepted[0])
         agreed += bool(accepted)
@@ -174,7 +175,7 @@ def _agrees_on_question(renderer: Renderer, tokenizer: FolderTokenizer) -> bool:
 
     With thinking off, renderers keep the empty thought of earlier replies, which templates drop; a question has none.
     """
-    return _rendered(renderer, [_ASKED]) == _by_template(renderer, tokenizer, [_ASKED], None)
+    return try_render(renderer, [_ASKED], None) == _by_template(renderer, tokenizer, [_ASKED], None)
 
 
 def _forms(chat: Chat) -> list[Chat]:
@@ -196,20 +197,12 @@ def _by_template(renderer: Renderer, tokenizer: FolderTokenizer, chat: Chat, too
         return None
 
 
-def _rendered(renderer: Renderer, chat: Chat, tools: Tools = None) -> list[int] | None:
-    """The ids of a probe; None: the renderer refuses it."""
-    try:
-        return renderer.render_ids(chat, tools=tools, add_generation_prompt=True)
-    except Exception:  # noqa: BLE001 - renderers and templates refuse with errors of many kinds
-        return None
-
-
 def takes_system_anywhere(renderer: Renderer, tokenizer: FolderTokenizer) -> bool:
     """Whether a system message may come in the middle: neither refused nor left out."""
     word = "zebra"
     late = {"role": "system", "content": word}
     for chat in ([_SYSTEM, _ASKED, _TOLD, late, _ASKED], [_SYSTEM, late, _ASKED]):
-        ids = _rendered(renderer, chat)
+        ids = try_render(renderer, chat, None)
         if ids is None or word not in tokenizer.decode(ids):
             return False
     return True
@@ -221,5 +214,5 @@ def renders_call_ids(renderer: Renderer) -> bool:
         [_ASKED, _CALLED | {"tool_calls": [_CALL | {"id": call_id}]}, _HEARD | {"tool_call_id": call_id}]
         for call_id in ("functions.look:0", "functions.look:1")
     ]
-    one, other = (_rendered(renderer, chat, _TOOLS) for chat in chats)
+    one, other = (try_render(renderer, chat, _TOOLS) for chat in chats)
     return one != other

@@ -161,7 +161,7 @@ def version() -> str:
 
 
 def guessable() -> Sequence[str]:
-    """The families that may be tried on a folder whose family nobody named."""
+    """The families that may be tried on a folder whose family is not named."""
     return tuple(name for name in _configs() if name not in _ONLY_BY_NAME)
 
 
@@ -174,6 +174,14 @@ def make(name: str, tokenizer: FolderTokenizer, **options: Any) -> Renderer:
         return cast("Renderer", _package().create_renderer(tokenizer, known[name](**options)))
     except Exception as error:  # noqa: BLE001 - each renderer has its own way to say that a token is missing
         raise CheckpointError(f"renderer {name} does not fit {tokenizer.name_or_path}: {error}") from None
+
+
+def try_render(renderer: Renderer, chat: Chat, tools: Tools, *, opens_reply: bool = True) -> list[int] | None:
+    """The ids of a conversation; None: the renderer refuses it."""
+    try:
+        return list(renderer.render_ids(chat, tools=tools, add_generation_prompt=opens_reply))
+    except Exception:  # noqa: BLE001 - renderers and templates refuse with errors of many kinds
+        return None
 
 
 def thinking_option(name: str, tokenizer: FolderTokenizer) -> str | None:

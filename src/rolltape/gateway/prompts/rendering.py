@@ -29,7 +29,7 @@ class Prepared(msgspec.Struct, frozen=True):
 class BridgeRefusal(enum.StrEnum):
     """Why a prompt was rendered whole though the conversation continues a held one."""
 
-    NEVER = "never"  # the folder's own template renders, and nobody knows how its turns close
+    NEVER = "never"  # the folder's own template renders, and how its turns end is not known
     NO_NEW_MESSAGES = "no_new_messages"
     ASSISTANT_AMONG_NEW = "assistant_among_new"  # a reply that was not sampled here
     NEW_USER_MESSAGE = "new_user_message"  # at which the model's template drops earlier thinking

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rolltape.gateway.prompts.families import Call, Response
+from rolltape.gateway.prompts.families import THINK_END, THINK_START, Call, Response
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
-# A name that no tool has is delivered: the agent says so to the model.
+# A call of an unknown tool is delivered: the agent reports it to the model.
 _DELIVERED = frozenset({"ok", "unknown_tool"})
 _DEEPEST = 100  # levels of arguments; clients' own readers give up somewhere beyond
 
@@ -132,8 +132,8 @@ def _as_text(tokenizer: FolderTokenizer, ids: list[int], response: Response | No
     """The reply as the model wrote it, its thinking apart."""
     spans = [] if response is None else [call.token_span for call in response.tool_calls if call.token_span]
     if response is None or not spans:
-        thinking, closed, rest = tokenizer.decode(ids).partition("</think>")
-        reasoning = thinking.replace("<think>", "", 1).strip() if closed else None
+        thinking, closed, rest = tokenizer.decode(ids).partition(THINK_END)
+        reasoning = thinking.replace(THINK_START, "", 1).strip() if closed else None
         content = _cut(rest if closed else thinking, stop_string).strip()
         return Parsed(content=content, reasoning=reasoning or None, malformed=True)
     first_call = min(start for start, _ in spans)
@@ -159,7 +159,7 @@ def _reasoning_tokens(tokenizer: FolderTokenizer, ids: list[int], response: Resp
         return 0
     if response.reasoning_complete is False:
         return len(ids)
-    closing = tokenizer.convert_tokens_to_ids("</think>")
+    closing = tokenizer.convert_tokens_to_ids(THINK_END)
     if closing is not None and closing in ids:
         return ids.index(closing) + 1
     return len(tokenizer.encode(response.reasoning_content))

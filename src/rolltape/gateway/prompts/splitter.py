@@ -9,14 +9,88 @@ The message of a whole reply is made by the same splitter. So a streamed and an 
 """
 
 import codecs
+import enum
 from collections.abc import Sequence
 
-from rolltape.gateway.prompts.families import CallInThinking, Response
+import msgspec
+
+from rolltape.gateway.prompts.families import REPLY_MARKS, CallInThinking, Response
 from rolltape.gateway.prompts.reply import Parsed, delivered, first_call_end
-from rolltape.gateway.prompts.reply_form import Mark, ReplyPart, SplitRules
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Mark(enum.Enum):
+    """The meaning of a mark."""
+
+    THINK_START = "think_start"
+    THINK_END = "think_end"
+    CALL = "call"
+    STOP = "stop"
+
+
+class ReplyPart(enum.Enum):
+    """The part of a reply that is being read."""
+
+    OPENING = "opening"  # nothing but white space so far
+    THINKING = "thinking"
+    DRAFT = "draft"  # a call while thinking is open: part of the thinking if that is closed later, else the calls
+    TEXT = "text"
+    CALLS = "calls"
+
+
+class SplitRules(msgspec.Struct, frozen=True):
+    """How the replies of one model are split."""
+
+    tokenizer: FolderTokenizer
+    in_thinking: CallInThinking
+    tokens: dict[int, Mark]  # the ids that are marks
+    spelled: dict[str, Mark]  # the marks that count whatever ids spell them
+    openings: tuple[str, ...]  # those of them with which a reply may begin
+    inside: dict[ReplyPart, tuple[str, ...]]  # and those that count inside a part
+    id_by_id: frozenset[ReplyPart]  # where a spelled mark may end the thinking, so that the id that completes it counts
+    json_call: bool  # a reply that begins with `{` may be a call, and is text if it is none
+
+
+def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence[int]) -> SplitRules | None:
+    """The rules for a family and its tokenizer; None: its replies are taken apart when they are whole."""
+    marks = REPLY_MARKS.get(family)
+    if marks is None or not tokenizer.is_byte_level:
+        return None
+    calls = [tokenizer.convert_tokens_to_ids(mark) for mark in marks.calls]
+    if None in calls:
+        return None
+    tokens = {token: Mark.CALL for token in calls if token is not None}
+    spelled = dict.fromkeys((*marks.spelled_calls, *marks.spelled_in_thinking), Mark.CALL)
+    openings: tuple[str, ...] = ()
+    draft: tuple[str, ...] = ()
+    thinking = marks.spelled_in_thinking
+    start, end = (tokenizer.convert_tokens_to_ids(mark) for mark in (marks.think_start, marks.think_end))
+    if marks.json_call:
+        openings, spelled = ("{",), {"{": Mark.CALL}
+    elif start is not None and end is not None:
+        tokens |= {start: Mark.THINK_START, end: Mark.THINK_END}
+    else:
+        openings, draft = (marks.think_start,), (marks.think_end,)
+        thinking += openings + draft
+        spelled |= {marks.think_start: Mark.THINK_START, marks.think_end: Mark.THINK_END}
+    return SplitRules(
+        tokenizer=tokenizer,
+        in_thinking=marks.in_thinking,
+        tokens=tokens | dict.fromkeys(stop_ids, Mark.STOP),
+        spelled=spelled,
+        openings=openings,
+        inside={
+            ReplyPart.OPENING: marks.spelled_calls,
+            ReplyPart.THINKING: thinking,
+            ReplyPart.DRAFT: draft,
+            ReplyPart.TEXT: marks.spelled_calls,
+            ReplyPart.CALLS: (),
+        },
+        id_by_id=frozenset((ReplyPart.OPENING, ReplyPart.THINKING, ReplyPart.DRAFT) if thinking else ()),
+        json_call=marks.json_call,
+    )
 
 
 class ReplySplitter:
@@ -45,11 +119,6 @@ class ReplySplitter:
     def text(self) -> str:
         """The text that may be shown so far. It only grows."""
         return self._text.shown
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether a reply that has ended has the mark of a call outside its thinking."""
-        return self._part is ReplyPart.CALLS
 
     def add(self, ids: Sequence[int]) -> None:
         """Read the ids that were sampled since the last time."""
@@ -82,26 +151,21 @@ class ReplySplitter:
         elif self._part is ReplyPart.DRAFT:
             self._end_thinking(self._ids_before_calls, ReplyPart.CALLS)
 
-    def message(self, *, calls_as_text: bool) -> tuple[str, str]:
-        """The thinking and the text of a reply that has ended."""
-        if calls_as_text:
-            self._text.add("".join(self._calls))
-        return self._reasoning.whole(), self._text.whole()
-
     def parse(self, reply: Sequence[int], response: Response | None, *, calls_as_text: bool) -> Parsed:
         """A whole reply, read by a splitter that is new, with the renderer's calls."""
         self.add(reply)
         self.end()
-        attempts = [] if response is None or not self.has_calls else response.tool_calls
+        has_calls = self._part is ReplyPart.CALLS
+        attempts = [] if response is None or not has_calls else response.tool_calls
         # A renderer may find calls where the splitter has thinking.
         attempts = [call for call in attempts if not call.token_span or call.token_span[0] >= self.reasoning_ids]
         good = [call for call in map(delivered, attempts) if call is not None]
-        unread = (
-            self.has_calls and not attempts and not self._rules.json_call
-        )  # the mark of a call, and nothing like one
+        unread = has_calls and not attempts and not self._rules.json_call  # the mark of a call, and nothing like one
         denied = bool(attempts) and calls_as_text
         malformed = response is None or unread or denied or len(good) < len(attempts)
-        reasoning, content = self.message(calls_as_text=malformed or not good)
+        if malformed or not good:
+            self._text.add("".join(self._calls))
+        reasoning, content = self._reasoning.whole(), self._text.whole()
         return Parsed(
             content=content,
             reasoning=reasoning or None,
@@ -222,7 +286,7 @@ class _Shown:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
         self._held = ""  # what follows the text that is shown
-        self._is_blank = True  # what is held is white space alone
+        self._is_blank = True  # what is held is only white space
         self._stopped = False
         self.shown = ""
 
@@ -256,7 +320,7 @@ class _Shown:
         if not text:
             return
         self._held = self._held[len(text) :]
-        # Python extends a text in place, which takes time for the new part alone, where no one else holds it.
+        # Python extends a text in place if nothing else refers to it, which takes time for the new part only.
         shown, self.shown = self.shown, ""
         shown += text if shown else text.lstrip()
         self.shown = shown

@@ -13,7 +13,7 @@ _CHARACTERS_A_TOKEN = 4
 
 
 class TextOnlyPrompts(ChatPrompts):
-    """Stands where a model's own prompts would: the endpoint renders, tokenizes and parses by itself."""
+    """Takes the place of a model's prompts: the endpoint renders, tokenizes and parses by itself."""
 
     def __init__(self) -> None:  # deliberately without the model folder of its parent
         self.folder = ""
@@ -29,7 +29,7 @@ class TextOnlyPrompts(ChatPrompts):
 
     @property
     def switches_thinking(self) -> bool:
-        return True  # the endpoint is told as the agent said it
+        return True  # the agent's wish is passed on
 
     def describe(self) -> str:
         return "prompts by the endpoint: messages are passed on, no token ids are recorded, and nothing trains"

@@ -16,12 +16,12 @@ DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS, GENERATE, RESPONSES, MESSAGE
 
 
 def meant(headers: Mapping[str, str], query: Mapping[str, str], among: Sequence[Dialect] = DIALECTS) -> Dialect:
-    """The dialect whose client sent a request, by what only that client sends, else the first of them."""
+    """The dialect whose client sent a request, recognized by what only that client sends; else the first."""
     return next((one for one in among if one.is_meant(headers, query)), among[0])
 
 
 def dialect_of(path: str, headers: Mapping[str, str], query: Mapping[str, str]) -> Dialect:
-    """The dialect of a request that has no route: that of its client, or else the one whose paths begin most alike."""
+    """The dialect in which a request without a route is refused: its client's, else that of the most similar path."""
     own = re.sub(r"^/+(s|with)/+[^/]*", "", path)
     begun = {one: max(_shared_words(route.path, own) for route in one.routes) for one in DIALECTS}
     likely = max(DIALECTS, key=begun.__getitem__)
@@ -29,19 +29,19 @@ def dialect_of(path: str, headers: Mapping[str, str], query: Mapping[str, str]) 
 
 
 def _shared_words(route: str, path: str) -> int:
-    """With how many words of a route a path begins."""
+    """How many leading words of a path match a route."""
     pattern = re.sub(r"\{\w+:([^{}]*)\}", r"(?:\1)", route).split("/")[1:]
     words = itertools.takewhile(lambda pair: re.fullmatch(*pair), zip(pattern, path.split("/")[1:], strict=False))
     return sum(1 for _ in words)
 
 
 def base_urls(public_url: str, key: str) -> dict[str, str]:
-    """Where clients find a session, by SDK: the key is in the path, so that any API key does."""
+    """The base URL of a session for each SDK. The session's key is in the path, so clients may send any API key."""
     return {dialect.sdk: dialect.base_url(f"{public_url}/s/{key}") for dialect in DIALECTS}
 
 
 def named_urls(urls: Mapping[str, str]) -> dict[str, str]:
-    """Base URLs as they are called in JSON: `openai_base_url` for the one of "openai"."""
+    """Base URLs under their names in JSON: `openai_base_url` for that of "openai"."""
     return {f"{sdk}_base_url": url for sdk, url in urls.items()}
 
 
@@ -52,7 +52,7 @@ def client_variables(urls: Mapping[str, str], key: str, model: str) -> dict[str,
 
 
 class FoundByUrl:
-    """What has a base URL for each SDK, and names for those that are best known."""
+    """Has a base URL for each SDK, and properties for the best known ones."""
 
     __slots__ = ()
 

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 class Fields:
     """An object of a request. It remembers which fields were read, so that the others can be named.
 
-    A null is as good as a missing field. Each reader refuses a value of another type.
+    A null counts as a missing field. Each method that reads a field refuses a value of another type.
     """
 
     __slots__ = ("_read", "ignored_params", "media", "path", "value")
@@ -40,11 +40,9 @@ class Fields:
             raise BadRequest(f"{path or 'the body'} is {shown(value)}; give an object")
         self.value: dict[str, Any] = value
         self.path = path
-        # Both are of the whole body.
+        # All objects of one body share these two lists.
         self.ignored_params: list[str] = [] if body is None else body.ignored_params
-        self.media: list[str] = (
-            [] if body is None else body.media
-        )  # paths of images and the like, not shown to the model
+        self.media: list[str] = [] if body is None else body.media  # paths of images and the like
         self._read: set[str] = set()
 
     def at(self, name: str) -> str:
@@ -67,7 +65,7 @@ class Fields:
         self._read.update(names)
 
     def unread(self) -> list[str]:
-        """The names of the fields that are given and that nobody has read."""
+        """The names of the given fields that were not read."""
         return [name for name, value in self.value.items() if value is not None and name not in self._read]
 
     def ignore(self, what: str) -> None:
@@ -75,7 +73,7 @@ class Fields:
         self.ignored_params.append(what)
 
     def all_ignored(self, *harmless: str) -> tuple[str, ...]:
-        """All that was listed, and the unread fields of this object but for those that have no effect."""
+        """All that was listed, and the unread fields of this object except those that have no effect."""
         self.skip(*harmless)
         self.ignore_unread()
         return tuple(dict.fromkeys(self.ignored_params))
@@ -84,7 +82,7 @@ class Fields:
         """List the unread fields: few, and fit for a header whatever the client sent."""
         names = [self.at(name) for name in self.unread()]
         for name in names[:_NAMED]:
-            self.ignore(f"{ascii(name)[1:-1][:80]}: not known here; ignored")
+            self.ignore(f"{printable(name)}: not known here; ignored")
         if len(names) > _NAMED:
             self.ignore(f"{len(names) - _NAMED} more fields: ignored")
 
@@ -158,6 +156,20 @@ class Fields:
             return None
         return [Fields(value, f"{self.at(name)}[{index}]", self) for index, value in enumerate(values)]
 
+    def maybe_content(self, name: str, wanted: str) -> "str | list[Fields] | None":
+        """A text, or a list of objects."""
+        value = self.get(name)
+        if value is None or isinstance(value, str):
+            return value
+        return self.objects(name) if isinstance(value, list) else self.refuse(name, wanted)
+
+    def maybe_stops(self, name: str) -> tuple[str, ...] | None:
+        """Texts that end a reply, none of them empty."""
+        stops = self.maybe_texts(name)
+        if stops and "" in stops:
+            self.refuse(name, "give texts that are not empty")
+        return tuple(stops) if stops else None
+
     def objects(self, name: str) -> "list[Fields]":
         """A list of objects that must be there."""
         values = self.maybe_objects(name)
@@ -178,7 +190,7 @@ def read_body(body: bytes) -> tuple[Fields, bool]:
 
 
 def _lenient(body: bytes) -> tuple[object, bool]:
-    """As `msgspec` reads it, but for text that is not valid Unicode: each fault becomes a replacement character."""
+    """Read as `msgspec` does, but replace each fault in text that is not valid Unicode."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts = [decoder.decode(body[start : start + _PART]) for start in range(0, len(body), _PART)]
     text = "".join([*parts, decoder.decode(b"", final=True)])
@@ -198,6 +210,11 @@ def _too_deep() -> BadRequest:
     return BadRequest(f"the body is nested more than {_DEEPEST} levels deep; flatten it")
 
 
+def printable(text: str) -> str:
+    """A client's text as a header can carry it: ASCII, and short."""
+    return ascii(text)[1:-1][:80]
+
+
 def _bounds(least: float, most: float) -> str:
     lower = f" of at least {least:g}" if abs(least) < 2**63 - 1 else ""
     upper = f" of at most {most:g}" if abs(most) < 2**63 - 1 else ""
@@ -215,9 +232,9 @@ def key_in(headers: Mapping[str, str], *names: str) -> str | None:
 def with_headers(
     request: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]
 ) -> ChatRequest:
-    """A request with what its headers say: who sent it, and which betas are asked for that mean nothing here."""
+    """A request with what its headers say: its client, and the betas that are ignored here."""
     asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
-    ignored = [f"{betas} {ascii(one)[1:-1][:80]}: ignored" for one in asked if not one.startswith(tuple(harmless))]
+    ignored = [f"{betas} {printable(one)}: ignored" for one in asked if not one.startswith(tuple(harmless))]
     told = tuple(dict.fromkeys((*request.ignored_params, *ignored[:_MOST_BETAS])))
     return msgspec.structs.replace(request, client=headers.get("User-Agent", ""), ignored_params=told)
 

@@ -1,14 +1,18 @@
 """What OpenAI's APIs and vLLM's own share: sampling, token ids, `tool_choice`, tools, content parts, errors."""
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import Effort, OutputSchema, SamplingParams, ToolChoice
-from rolltape.gateway.wire.fields import Fields, key_in
-from rolltape.gateway.wire.media import media_part
+from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails, ToolChoice
+from rolltape.gateway.wire.chat_form import function_tool, media_part, parse_arguments
+from rolltape.gateway.wire.fields import COMMENT, Fields, event, key_in, printable, with_headers
+from rolltape.gateway.wire.protocol import NO_HEADERS
 from rolltape.records.jsonable import encode_json, shown
+
+if TYPE_CHECKING:
+    from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 # Of no effect on what the model does: bookkeeping, caching and speed at the provider.
 HARMLESS = (
@@ -19,11 +23,12 @@ HARMLESS = (
     "prompt_cache_retention",
     "prompt_cache_options",
 )
-BETAS = ("OpenAI-Beta", ("responses", "assistants", "realtime"))  # the header, and what in it says which API is meant
+_HARMLESS_BETAS = ("responses", "assistants", "realtime")  # these only say which API is meant
 MOST_CHOICES = 32  # replies to one request
 MOST_LIKELY = 20  # tokens beside a sampled one
+TEXT_OR_PARTS = "give a text, or a list of text parts"
 _MODES = ("auto", "none", "required")
-_MEDIA = {"image": "image", "audio": "audio", "file": "document"}
+_MEDIA = {"image": "image", "video": "video", "audio": "audio", "file": "document"}  # by a word in a part's type
 _EMPTY_ON_REPLIES = ("annotations", "logprobs")
 _TYPES = {
     400: "invalid_request_error",
@@ -35,10 +40,13 @@ _TYPES = {
 
 
 class OpenAIDialect:
-    """What the dialects of OpenAI's APIs have in common: whose clients speak them, keys, base URL, errors."""
+    """What the dialects of OpenAI's APIs have in common: whose clients speak them, headers, base URL, errors."""
 
     sdk = "openai"
     variables = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL")
+
+    def __init__(self, read_request: Callable[[bytes], ChatRequest]) -> None:
+        self._read_request = read_request
 
     def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
         return False
@@ -49,8 +57,44 @@ class OpenAIDialect:
     def base_url(self, root: str) -> str:
         return f"{root}/v1"
 
+    def read(
+        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
+    ) -> ChatRequest:
+        return with_headers(self._read_request(body), headers, "OpenAI-Beta", _HARMLESS_BETAS)
+
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        return error_body(status, message, code)
+        return _error_body(status, message, code)
+
+
+class ChunkStream:
+    """What the streams of chunks have in common: comments while the engine works, errors, and `[DONE]` at the end."""
+
+    def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
+        self._turn = turn
+        self._request = request
+
+    def opening(self) -> bytes:
+        return COMMENT
+
+    def reasoning(self, piece: str) -> bytes:
+        return b""
+
+    def keepalive(self) -> bytes:
+        return COMMENT
+
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
+        return event(_error_body(status, message, code))
+
+    def _closing(self, chunks: list[bytes], usage: bytes) -> bytes:
+        """The last chunks, and the one with the usage if the client wants it."""
+        told = [usage] if self._request.include_usage else []
+        return b"".join(event(data) for data in (*chunks, *told, b"[DONE]"))
+
+
+def wants_usage(body: Fields) -> bool:
+    """Whether a streamed reply is to end with its usage."""
+    options = body.maybe_object("stream_options")
+    return options is not None and options.maybe_flag("include_usage") is True
 
 
 def read_metadata(body: Fields) -> dict[str, Any] | None:
@@ -78,6 +122,16 @@ def read_sampling(body: Fields, *limits: str) -> SamplingParams:
         presence_penalty=body.maybe_number("presence_penalty", least=-2, most=2),
         frequency_penalty=body.maybe_number("frequency_penalty", least=-2, most=2),
         repetition_penalty=body.maybe_number("repetition_penalty", least=0),
+    )
+
+
+def read_token_details(body: Fields, *, logprobs: bool, top_logprobs: int | None) -> TokenDetails:
+    """What a client wants to know about tokens; each API has its own form of asking for logprobs."""
+    return TokenDetails(
+        ids=body.maybe_flag("return_token_ids") or False,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs or 0 if logprobs else 0,
+        tokens_as_ids=body.maybe_flag("return_tokens_as_token_ids") or False,
     )
 
 
@@ -114,7 +168,7 @@ def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
         return _allowed(choice.maybe_object(kind) or choice, offered)
     if kind in offered:
         return ToolChoice("required", kind)  # a tool that OpenAI defines and the client runs
-    choice.ignore(f"tool_choice: {ascii(kind)[:80]} is not offered here; auto")
+    choice.ignore(f"tool_choice: '{printable(kind)}' is not offered here; auto")
     return ToolChoice()
 
 
@@ -170,12 +224,9 @@ class ToolOffer:
         if form is not None and form.text("type") == "grammar":
             grammar = form.maybe_object("grammar") or form
             text["description"] = f"Follows this {grammar.text('syntax')} grammar:\n{grammar.text('definition')}"
-            tool.ignore(f"tools: the grammar of {ascii(name)[:80]} is shown to the model and not enforced")
-        function: dict[str, Any] = {"name": name}
-        if (description := tool.maybe_text("description")) is not None:
-            function["description"] = description
-        function["parameters"] = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-        self.tools.append({"type": "function", "function": function})
+            tool.ignore(f"tools: the grammar of '{printable(name)}' is shown to the model and not enforced")
+        parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        self.tools.append(function_tool(name, tool.maybe_text("description"), parameters))
         self.custom_tools.add(name)
 
 
@@ -190,7 +241,7 @@ def read_output_schema(holder: Fields, name: str) -> OutputSchema | None:
     if kind == "json_schema":
         schema = (form.maybe_object(kind) or form).maybe_object("schema")
         return OutputSchema(holder.at(name), {"type": "object"} if schema is None else schema.value)
-    holder.ignore(f"{holder.at(name)}: {ascii(kind)[:80]} is not known here; the reply is free")
+    holder.ignore(f"{holder.at(name)}: '{printable(kind)}' is not known here; the reply is free")
     return None
 
 
@@ -201,24 +252,15 @@ def custom_call_arguments(text: str) -> str:
 
 def custom_call_input(arguments: str) -> str | None:
     """The free text of a call; None: the model gave anything other than `input`, which goes back as it is."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or value.keys() != {"input"} or not isinstance(value["input"], str):
-        return None
-    text: str = value["input"]
-    return text
+    value = parse_arguments(arguments)
+    text = value["input"] if value is not None and value.keys() == {"input"} else None
+    return text if isinstance(text, str) else None
 
 
 def read_content(holder: Fields, name: str, *text_kinds: str) -> str | list[dict[str, Any]] | None:
     """A text, or text parts in chat form; other fields of a part are kept. A refusal becomes text, and so do media."""
-    content = holder.get(name)
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        holder.refuse(name, "give a text, or a list of text parts")
-    return [_part(part, text_kinds) for part in holder.objects(name)]
+    content = holder.maybe_content(name, TEXT_OR_PARTS)
+    return [_part(part, text_kinds) for part in content] if isinstance(content, list) else content
 
 
 def _part(part: Fields, text_kinds: tuple[str, ...]) -> dict[str, Any]:
@@ -230,37 +272,11 @@ def _part(part: Fields, text_kinds: tuple[str, ...]) -> dict[str, Any]:
     elif medium := next((name for word, name in _MEDIA.items() if word in kind), None):
         return media_part(part, medium)
     else:
-        part.refuse("type", f"known are {', '.join(text_kinds)}, refusal")
+        part.refuse("type", f"known are {', '.join(text_kinds)}, refusal, and images, videos, audio and files")
     part.skip(*(name for name in _EMPTY_ON_REPLIES if part.value.get(name) == []))
     return {"type": "text", "text": text} | {name: part.value[name] for name in part.unread()}
 
 
-def error_object(status: int, message: str, code: str | None = None) -> dict[str, Any]:
-    """The `error` of a body or event."""
+def _error_body(status: int, message: str, code: str | None) -> bytes:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"message": message, "type": kind, "param": None, "code": code}
-
-
-def error_body(status: int, message: str, code: str | None = None) -> bytes:
-    """The body of an error response."""
-    return encode_json({"error": error_object(status, message, code)}, "an error")[0]
-
-
-def model_object(name: str) -> dict[str, object]:
-    """A model as both OpenAI's and Anthropic's clients read it."""
-    return {
-        "id": name,
-        "object": "model",
-        "type": "model",
-        "display_name": name,
-        "created": 0,
-        "created_at": "1970-01-01T00:00:00Z",
-        "owned_by": "rolltape",
-    }
-
-
-def model_list(names: Collection[str]) -> bytes:
-    """All models, likewise."""
-    models = [model_object(name) for name in names]
-    ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {}
-    return encode_json({"object": "list", "data": models, "has_more": False, **ends}, "a list")[0]
+    return encode_json({"error": {"message": message, "type": kind, "param": None, "code": code}}, "an error")[0]

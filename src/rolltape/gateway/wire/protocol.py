@@ -38,7 +38,7 @@ class Route(NamedTuple):
 class ReplyStream(Protocol):
     """Writes one reply as server-sent events: opening, reasoning, text, closing, in this order.
 
-    It is told of reasoning and text in pieces, as they become known; by the end it has been told of all of it.
+    Reasoning and text come in pieces, as they become known. All of both has come before `closing`.
     """
 
     def opening(self) -> bytes:
@@ -54,7 +54,7 @@ class ReplyStream(Protocol):
         """An event that the API's clients pass over, sent while the engine works."""
 
     def closing(self) -> bytes:
-        """The calls, and the end of the reply; with all before, the events say what `Dialect.whole` says."""
+        """The calls and the end of the reply. All events together carry what `Dialect.whole` returns."""
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         """An error that ends the stream; `code` and `final` as in `Dialect.error`."""
@@ -65,7 +65,7 @@ class Dialect(Protocol):
 
     name: str  # as turns record it: "chat"
     sdk: str  # whose clients speak it: "openai"
-    variables: tuple[str, str, str]  # of the environment, in which its clients look for base URL, key and model
+    variables: tuple[str, str, str]  # environment variables of its clients for base URL, key and model
     routes: tuple[Route, ...]
 
     def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
@@ -92,11 +92,11 @@ class Dialect(Protocol):
         """The writer of a reply that is streamed; a retry joins a turn with a request of its own."""
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        """The body of a refusal; `code` is in the words of OpenAI. If it is `final`, a retry is in vain."""
+        """The body of a refusal; `code` is OpenAI's word for it. `final`: a retry cannot succeed."""
 
 
 class CountsTokens(Protocol):
-    """What a dialect has that has a route which answers COUNT."""
+    """What a dialect with a route for COUNT implements."""
 
     def read_counting(self, body: bytes, path: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
         """A request for the number of tokens of its prompt."""
@@ -106,7 +106,7 @@ class CountsTokens(Protocol):
 
 
 class Tokenizes(Protocol):
-    """What a dialect has that has routes which answer TOKENS and TEXT."""
+    """What a dialect with routes for TOKENS and TEXT implements."""
 
     def read_tokenizing(self, body: bytes) -> ChatRequest:
         """A request for the ids of its prompt."""
@@ -122,7 +122,7 @@ class Tokenizes(Protocol):
 
 
 class ListsModels(Protocol):
-    """What a dialect has that has routes which answer MODELS and MODEL."""
+    """What a dialect with routes for MODELS and MODEL implements."""
 
     def models(self, names: Collection[str]) -> bytes:
         """The list of models."""

@@ -14,7 +14,7 @@ class ReplyToken(NamedTuple):
     """A sampled token beside its logprob, or one that was likely in its place."""
 
     text: str
-    spelling: bytes | None  # of a token that ends inside a character, its bytes are no text; None: it is not known
+    spelling: bytes | None  # its bytes, which may end inside a character; None: not known
     id: int
     logprob: float | None  # None: the engine gave none
     top: "tuple[ReplyToken, ...]" = ()  # the most likely ones in its place, best first, if they were asked for
@@ -44,17 +44,17 @@ def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
         return None
     as_ids, spell = turn.token_details.tokens_as_ids, turn.spell
 
-    def told(token: int, logprob: float, top: tuple[ReplyToken, ...] = ()) -> ReplyToken:
+    def described(token: int, logprob: float, top: tuple[ReplyToken, ...] = ()) -> ReplyToken:
         spelling = spell(token) or None  # a hosted endpoint may give ids where there is no tokenizer
         text = f"token_id:{token}" if as_ids or spelling is None else spelling.decode("utf-8", "replace")
         return ReplyToken(text, spelling, token, None if math.isnan(logprob) else logprob, top)
 
-    tops = [tuple(told(*one) for one in top) for top in turn.most_likely]
-    return [told(*one) for one in zip(ids.tolist(), logprobs.tolist(), tops, strict=True)]
+    tops = [tuple(described(*one) for one in top) for top in turn.most_likely]
+    return [described(*one) for one in zip(ids.tolist(), logprobs.tolist(), tops, strict=True)]
 
 
 def usage(turn: "GatewayTurn") -> dict[str, Any]:
-    """What a request took: its prompt, and all replies to it."""
+    """The tokens of a prompt and of all replies to it."""
     sampled = sum(one.sampled_tokens for one in turn.choices)
     return {
         "prompt_tokens": turn.prompt_tokens,

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.chat.request import read_request
-from rolltape.gateway.wire.fields import COMMENT, event, with_headers
-from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, custom_call_input, error_body, model_list, model_object
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
+from rolltape.gateway.wire.fields import event
+from rolltape.gateway.wire.openai import ChunkStream, OpenAIDialect, custom_call_input
+from rolltape.gateway.wire.protocol import Answers, Route
 from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
@@ -15,6 +15,8 @@ from rolltape.records.turn import Finish
 
 if TYPE_CHECKING:
     from rolltape.gateway.turn.gateway_turn import GatewayTurn
+
+_CHUNK = "chat.completion.chunk"
 
 
 class ChatDialect(OpenAIDialect):
@@ -28,16 +30,13 @@ class ChatDialect(OpenAIDialect):
         Route("/v1/models/{model:.+}", Answers.MODEL),
     )
 
-    def read(
-        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
-    ) -> ChatRequest:
-        return with_headers(read_request(body), headers, *BETAS)
-
     def models(self, names: Collection[str]) -> bytes:
-        return model_list(names)
+        models = [_model(name) for name in names]
+        ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {}
+        return encode_json({"object": "list", "data": models, "has_more": False, **ends}, "a list")[0]
 
     def model(self, name: str) -> bytes:
-        return encode_json(model_object(name), "a model")[0]
+        return encode_json(_model(name), "a model")[0]
 
     def whole(self, turn: "GatewayTurn") -> bytes:
         choices = [
@@ -56,76 +55,62 @@ class ChatDialect(OpenAIDialect):
         return ChatStream(turn, request)
 
 
-CHAT = ChatDialect()
+CHAT = ChatDialect(read_request)
 
 
-class ChatStream:
-    """A reply as chunks. Of several the first comes as it grows, and the others follow when all have ended.
+class ChatStream(ChunkStream):
+    """A reply as chunks. Of several replies the first comes as it grows, and the others follow when all have ended.
 
     Ids and logprobs come with the chunk that says how a reply ended: until then it may yet be cut.
     """
 
     def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
-        self._turn = turn
-        self._request = request
-        self._prompt_told = turn.token_details.ids
+        super().__init__(turn, request)
+        self._prompt_sent = turn.token_details.ids
 
     def opening(self) -> bytes:
-        choice = _chunk_of(0, {"role": "assistant", "content": None})
-        return event(_encoded(self._turn, "chat.completion.chunk", choices=[choice], **prompt_ids(self._turn)))
+        return event(self._chunk({"role": "assistant", "content": None}, **prompt_ids(self._turn)))
 
     def reasoning(self, piece: str) -> bytes:
-        return self._chunk({"reasoning_content": piece})
+        return event(self._chunk({"reasoning_content": piece}))
 
     def text(self, piece: str) -> bytes:
-        return self._chunk({"content": piece})
-
-    def keepalive(self) -> bytes:
-        return COMMENT
+        return event(self._chunk({"content": piece}))
 
     def closing(self) -> bytes:
-        events = self._end(0, self._turn)
-        if not self._prompt_told and (late := prompt_ids(self._turn)):  # a hosted endpoint says them with its reply
-            events.insert(0, event(_encoded(self._turn, "chat.completion.chunk", choices=[_chunk_of(0, {})], **late)))
+        chunks = self._end(0, self._turn)
+        if not self._prompt_sent and (late := prompt_ids(self._turn)):  # a hosted endpoint gives them with its reply
+            chunks.insert(0, self._chunk({}, **late))
         for index, turn in enumerate(self._turn.choices[1:], 1):
-            events.append(self._chunk({"role": "assistant", "content": None}, index))
+            chunks.append(self._chunk({"role": "assistant", "content": None}, index))
             if turn.shown.reasoning:
-                events.append(self._chunk({"reasoning_content": turn.shown.reasoning}, index))
+                chunks.append(self._chunk({"reasoning_content": turn.shown.reasoning}, index))
             if turn.shown.text:
-                events.append(self._chunk({"content": turn.shown.text}, index))
-            events += self._end(index, turn)
-        if self._request.include_usage:
-            events.append(event(_encoded(self._turn, "chat.completion.chunk", choices=[], usage=_usage(self._turn))))
-        return b"".join([*events, event(b"[DONE]")])
+                chunks.append(self._chunk({"content": turn.shown.text}, index))
+            chunks += self._end(index, turn)
+        return self._closing(chunks, _encoded(self._turn, _CHUNK, choices=[], usage=_usage(self._turn)))
 
     def _end(self, index: int, turn: "GatewayTurn") -> list[bytes]:
         """The chunks after a choice's text."""
-        message, events = _message(turn), []
+        message, chunks = _message(turn), []
         if message["content"] == "":
-            events.append(self._chunk({"content": ""}, index))
+            chunks.append(self._chunk({"content": ""}, index))
         if "tool_calls" in message:
             calls = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
             # llama-index (its OpenAI part, 0.8.3) takes one call of each chunk. Codex (0.29) sends no User-Agent, and
-            # takes those of one chunk alone.
-            chunks = [[call] for call in calls] if self._request.client else [calls]
-            events += [self._chunk({"tool_calls": some}, index) for some in chunks]
+            # takes only those of one chunk.
+            parts = [[call] for call in calls] if self._request.client else [calls]
+            chunks += [self._chunk({"tool_calls": some}, index) for some in parts]
         last = {"logprobs": _logprobs(turn), "finish_reason": _finish_reason(turn), **reply_ids(turn)}
-        return [*events, self._chunk({}, index, **last)]
+        return [*chunks, self._chunk({}, index, last)]
 
-    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        return event(error_body(status, message, code))
-
-    def _chunk(self, delta: dict[str, Any], index: int = 0, **fields: Any) -> bytes:
-        choice = _chunk_of(index, delta, **fields)
-        return event(_encoded(self._turn, "chat.completion.chunk", choices=[choice]))
-
-
-def _chunk_of(index: int, delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
+    def _chunk(self, delta: dict[str, Any], index: int = 0, ended: Mapping[str, Any] = {}, **fields: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **ended}
+        return _encoded(self._turn, _CHUNK, choices=[choice], **fields)
 
 
 def _message(turn: "GatewayTurn") -> dict[str, Any]:
-    """The reply's message; content is null where there are calls alone."""
+    """The reply's message; content is null where there are only calls."""
     calls = [_call(turn.request, call) for call in turn.message.get("tool_calls") or ()]
     text = content_text(turn.message.get("content"))
     message: dict[str, Any] = {
@@ -173,3 +158,16 @@ def _usage(turn: "GatewayTurn") -> dict[str, Any]:
 def _encoded(turn: "GatewayTurn", kind: str, **fields: Any) -> bytes:
     head = {"id": f"chatcmpl-{turn.id}", "object": kind, "created": int(turn.received_at), "model": turn.model}
     return encode_json(head | fields, "a reply")[0]
+
+
+def _model(name: str) -> dict[str, object]:
+    """A model as both OpenAI's and Anthropic's clients read it."""
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "rolltape",
+    }

@@ -3,12 +3,13 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, Effort, TokenDetails
+from rolltape.gateway.request import ChatRequest, Effort
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
     MOST_CHOICES,
     MOST_LIKELY,
+    TEXT_OR_PARTS,
     ToolOffer,
     custom_call_arguments,
     read_content,
@@ -16,12 +17,14 @@ from rolltape.gateway.wire.openai import (
     read_metadata,
     read_output_schema,
     read_sampling,
+    read_token_details,
     read_tool_choice,
+    wants_usage,
 )
 from rolltape.records.jsonable import encode_json
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_PLAIN_ROLES = frozenset({"system", "developer", "user", "assistant"})
+_PLAIN_ROLES = ("system", "developer", "user", "assistant")
+_ROLES = (*_PLAIN_ROLES, "tool")
 
 
 def read_request(raw: bytes) -> ChatRequest:
@@ -33,7 +36,6 @@ def read_request(raw: bytes) -> ChatRequest:
     choice = read_tool_choice(body, offer.names)
     thinking, effort = _thinking(body)
     output_schema = read_output_schema(body, "response_format")
-    options = body.maybe_object("stream_options")
     return ChatRequest(
         api="chat",
         model=body.name("model"),
@@ -43,9 +45,13 @@ def read_request(raw: bytes) -> ChatRequest:
         parallel_tool_calls=body.maybe_flag("parallel_tool_calls") is not False,
         sampling=read_sampling(body, "max_completion_tokens", "max_tokens"),
         n=body.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
-        token_details=_token_details(body),
+        token_details=read_token_details(
+            body,
+            logprobs=body.maybe_flag("logprobs") or False,
+            top_logprobs=body.maybe_whole("top_logprobs", least=0, most=MOST_LIKELY),
+        ),
         stream=body.maybe_flag("stream") or False,
-        include_usage=options is not None and options.maybe_flag("include_usage") is True,
+        include_usage=wants_usage(body),
         thinking=thinking,
         effort=effort,
         custom_tools=frozenset(offer.custom_tools),
@@ -55,7 +61,7 @@ def read_request(raw: bytes) -> ChatRequest:
         strict_tools=frozenset(offer.strict),
         repaired=repaired,
         raw=body.value,
-        ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
+        ignored_params=_ignored_params(body),  # last, since it names the unread fields
     )
 
 
@@ -86,19 +92,8 @@ def _tools(body: Fields) -> ToolOffer:
     return offer
 
 
-def _token_details(body: Fields) -> TokenDetails:
-    logprobs = body.maybe_flag("logprobs") or False
-    top = body.maybe_whole("top_logprobs", least=0, most=MOST_LIKELY) or 0
-    return TokenDetails(
-        ids=body.maybe_flag("return_token_ids") or False,
-        logprobs=logprobs,
-        top_logprobs=top if logprobs else 0,
-        tokens_as_ids=body.maybe_flag("return_tokens_as_token_ids") or False,
-    )
-
-
 def _thinking(body: Fields) -> tuple[bool | None, Effort | None]:
-    """Whether to think, and how much: what the template is told outright, else whether an effort is asked for."""
+    """Whether to think, by the template's own option or else by the effort; and how much."""
     by_effort, effort = read_effort(body, "reasoning_effort")
     template = body.maybe_object("chat_template_kwargs")
     if template is None:
@@ -109,6 +104,8 @@ def _thinking(body: Fields) -> tuple[bool | None, Effort | None]:
 
 
 def _ignored_params(body: Fields) -> tuple[str, ...]:
+    if body.get("top_logprobs") and not body.get("logprobs"):
+        body.ignore("top_logprobs: ignored without logprobs")
     if body.get("logit_bias"):
         body.ignore("logit_bias: ignored")
     if body.get("prediction") is not None:
@@ -151,7 +148,7 @@ def _message(message: Fields) -> dict[str, Any]:
     if role == "assistant":
         read |= _assistant_fields(message)
     elif read["content"] is None:
-        message.refuse("content", "give a text, or a list of text parts")
+        message.refuse("content", TEXT_OR_PARTS)
     if role == "tool":
         read["tool_call_id"] = message.text("tool_call_id")
     elif message.value.get("name") is not None:
@@ -163,6 +160,8 @@ def _assistant_fields(message: Fields) -> dict[str, Any]:
     for name in ("function_call", "audio"):
         if message.get(name) is not None:
             message.refuse(name, "leave it out: it cannot be put into a prompt")
+    if message.value.get("refusal"):
+        message.ignore("messages: a refusal beside the content is not shown to the model")
     read: dict[str, Any] = {}
     # vLLM's newer servers and some clients say `reasoning`.
     reasoning = message.maybe_text("reasoning_content") or message.maybe_text("reasoning")

@@ -1,13 +1,13 @@
 """OpenAI's Completions API, for clients that render prompts by themselves, with vLLM's fields for token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.completions.request import read_detokenizing, read_request, read_tokenizing
-from rolltape.gateway.wire.fields import COMMENT, event, with_headers
-from rolltape.gateway.wire.openai import BETAS, OpenAIDialect, error_body
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
+from rolltape.gateway.wire.fields import event
+from rolltape.gateway.wire.openai import ChunkStream, OpenAIDialect
+from rolltape.gateway.wire.protocol import Answers, Route
 from rolltape.gateway.wire.reply_tokens import ReplyToken, prompt_ids, reply_ids, reply_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish, Ids
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CompletionsDialect(OpenAIDialect):
-    """Completions. What is asked for and what comes back is text or ids; no chat template is applied."""
+    """Completions: a prompt of text or ids in, text or ids out. No chat template is applied."""
 
     name = "completions"
     routes: tuple[Route, ...] = (
@@ -26,11 +26,6 @@ class CompletionsDialect(OpenAIDialect):
         Route("/tokenize", Answers.TOKENS),
         Route("/detokenize", Answers.TEXT),
     )
-
-    def read(
-        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
-    ) -> ChatRequest:
-        return with_headers(read_request(body), headers, *BETAS)
 
     def whole(self, turn: "GatewayTurn") -> bytes:
         choices = [_choice(index, one, one.shown.text) | _end(one) for index, one in enumerate(turn.choices)]
@@ -55,41 +50,27 @@ class CompletionsDialect(OpenAIDialect):
         return encode_json({"prompt": text}, "an answer")[0]
 
 
-COMPLETIONS = CompletionsDialect()
+COMPLETIONS = CompletionsDialect(read_request)
 
 
-class CompletionsStream:
+class CompletionsStream(ChunkStream):
     """A reply as chunks. Of several the first comes first. Ids and logprobs come with the chunk that ends a reply."""
 
-    def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
-        self._turn = turn
-        self._request = request
-
     def opening(self) -> bytes:
-        return self._chunk(_choice(0, self._turn, "")) if self._turn.token_details.ids else COMMENT
-
-    def reasoning(self, piece: str) -> bytes:
-        return b""
+        ids_wanted = self._turn.token_details.ids
+        return event(self._chunk(_choice(0, self._turn, ""))) if ids_wanted else super().opening()
 
     def text(self, piece: str) -> bytes:
-        return self._chunk({"index": 0, "text": piece, "logprobs": None, "finish_reason": None})
-
-    def keepalive(self) -> bytes:
-        return COMMENT
+        return event(self._chunk({"index": 0, "text": piece, "logprobs": None, "finish_reason": None}))
 
     def closing(self) -> bytes:
-        events = [self._chunk({"index": 0, "text": "", **_end(self._turn)})]
+        chunks = [self._chunk({"index": 0, "text": "", **_end(self._turn)})]
         for index, turn in enumerate(self._turn.choices[1:], 1):
-            events.append(self._chunk(_choice(index, turn, turn.shown.text) | _end(turn)))
-        if self._request.include_usage:
-            events.append(event(_encoded(self._turn, choices=[], usage=usage(self._turn))))
-        return b"".join([*events, event(b"[DONE]")])
-
-    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        return event(error_body(status, message, code))
+            chunks.append(self._chunk(_choice(index, turn, turn.shown.text) | _end(turn)))
+        return self._closing(chunks, _encoded(self._turn, choices=[], usage=usage(self._turn)))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return event(_encoded(self._turn, choices=[choice]))
+        return _encoded(self._turn, choices=[choice])
 
 
 def _choice(index: int, turn: "GatewayTurn", text: str) -> dict[str, Any]:

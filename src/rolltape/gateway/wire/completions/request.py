@@ -12,9 +12,11 @@ from rolltape.gateway.wire.openai import (
     read_ids,
     read_metadata,
     read_sampling,
+    read_token_details,
+    wants_usage,
 )
 
-_MAX_TOKENS = 16  # OpenAI's, where a request says nothing
+_MAX_TOKENS = 16  # OpenAI's default
 _FORMS = "give a text or a list of token ids"
 
 
@@ -22,7 +24,6 @@ def read_request(raw: bytes) -> ChatRequest:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
-    options = body.maybe_object("stream_options")
     return ChatRequest(
         api="completions",
         model=body.name("model"),
@@ -32,10 +33,10 @@ def read_request(raw: bytes) -> ChatRequest:
         n=body.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
         token_details=_token_details(body),
         stream=body.maybe_flag("stream") or False,
-        include_usage=options is not None and options.maybe_flag("include_usage") is True,
+        include_usage=wants_usage(body),
         metadata=read_metadata(body),
         repaired=repaired,
-        ignored_params=body.all_ignored(*HARMLESS),  # after all others, since it names the fields that nobody read
+        ignored_params=body.all_ignored(*HARMLESS),  # last, since it names the unread fields
     )
 
 
@@ -67,12 +68,7 @@ def _token_details(body: Fields) -> TokenDetails:
     wanted = body.get("logprobs")
     is_flag = wanted is None or isinstance(wanted, bool)
     alternatives = None if is_flag else body.maybe_whole("logprobs", least=0, most=MOST_LIKELY)
-    return TokenDetails(
-        ids=body.maybe_flag("return_token_ids") or False,
-        logprobs=wanted is True or alternatives is not None,
-        top_logprobs=alternatives or 0,
-        tokens_as_ids=body.maybe_flag("return_tokens_as_token_ids") or False,
-    )
+    return read_token_details(body, logprobs=wanted is True or alternatives is not None, top_logprobs=alternatives)
 
 
 def read_tokenizing(raw: bytes) -> ChatRequest:

@@ -9,11 +9,10 @@ import binascii
 import itertools
 from typing import Any
 
+from rolltape.gateway.wire.chat_form import SIGNATURE, assistant_message, media_part, plain_content, user_messages
 from rolltape.gateway.wire.fields import Fields
-from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
 
-_SIGNATURE = "rolltape_"
 # The API has arguments that are an object. Others that a model wrote go out as the text under this name.
 ARGUMENTS_AS_TEXT = "arguments_as_text"
 _ROLES = ("user", "model", "function")  # `function` is `user` under an older name
@@ -23,8 +22,8 @@ Messages = list[dict[str, Any]]
 
 
 def sign_reply(turn_id: str) -> str:
-    """The thought signature of a reply: an echo brings it back, and so says which reply it is."""
-    return base64.b64encode(f"{_SIGNATURE}{turn_id}".encode()).decode()
+    """The thought signature of a reply. A client sends it back, which says which reply it is."""
+    return base64.b64encode(f"{SIGNATURE}{turn_id}".encode()).decode()
 
 
 def read_contents(request: Fields) -> Messages:
@@ -32,7 +31,8 @@ def read_contents(request: Fields) -> Messages:
     messages: Messages = []
     system = request.maybe_object("systemInstruction")
     if system is not None:
-        messages.append({"role": "system", "content": _plain([_text_part(part) for part in system.objects("parts")])})
+        parts = [_text_part(part) for part in system.objects("parts")]
+        messages.append({"role": "system", "content": plain_content(parts)})
     given = request.objects("contents")
     if not given:
         request.refuse("contents", "give at least one content")
@@ -48,22 +48,14 @@ def read_contents(request: Fields) -> Messages:
 
 
 def is_models(content: Fields) -> bool:
-    """Whether the model said it."""
+    """Whether a content is the model's."""
     return content.maybe_one_of("role", *_ROLES) == "model"
 
 
 def _user(parts: list[Fields], calls: list[dict[str, Any]]) -> Messages:
-    """A tool message for each result, and a user message for each stretch of text, in the order they came."""
-    read: Messages = []
-    for part in parts:
-        if part.get("functionResponse") is not None:
-            read.append(_tool_result(part.object("functionResponse"), calls))
-        elif read and read[-1]["role"] == "user":
-            read[-1]["content"].append(_text_part(part))
-        else:
-            read.append({"role": "user", "content": [_text_part(part)]})
+    read = user_messages(parts, lambda part: _tool_result(part, calls), _text_part)
     for message in read:
-        message["content"] = _plain(message["content"])
+        message["content"] = plain_content(message["content"])
     return read or [{"role": "user", "content": ""}]
 
 
@@ -81,16 +73,9 @@ def _assistant(parts: list[Fields]) -> dict[str, Any]:
             thoughts.append(part.maybe_text("text") or "")
         else:
             texts.append(_text_part(part))
-    ours = [one for one in signatures if one.startswith(_SIGNATURE)]
-    fields = {
-        "id": ours[0].removeprefix(_SIGNATURE) if ours else None,
-        "reasoning_content": "".join(thoughts),
-        "thinking_signatures": [one for one in signatures if one and one not in ours],
-        "tool_calls": calls,
-    }
     # Texts in a row are one text that was streamed.
     text = texts if any(len(one) > 2 for one in texts) else "".join(one["text"] for one in texts)
-    return {"role": "assistant", "content": text or None} | {name: value for name, value in fields.items() if value}
+    return assistant_message(text, "".join(thoughts), signatures, tool_calls=calls)
 
 
 def _signature(part: Fields) -> str:
@@ -103,7 +88,7 @@ def _signature(part: Fields) -> str:
         text = base64.urlsafe_b64decode(given.replace("+", "-").replace("/", "_") + "==").decode()
     except (binascii.Error, ValueError):
         return given
-    return text if text.startswith(_SIGNATURE) else given
+    return text if text.startswith(SIGNATURE) else given
 
 
 def _tool_call(call: Fields) -> dict[str, Any]:
@@ -117,8 +102,11 @@ def _tool_call(call: Fields) -> dict[str, Any]:
     return {"id": given, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _tool_result(result: Fields, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result of one of the calls, which is taken from them."""
+def _tool_result(part: Fields, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The result of one of the calls, which is taken from them; None: the part is something else."""
+    if part.get("functionResponse") is None:
+        return None
+    result = part.object("functionResponse")
     name = result.name()
     given = result.maybe_text("id") or None
     named = (call for call in calls if (call["function"]["name"] if given is None else call["id"]) == (given or name))
@@ -165,8 +153,3 @@ def _medium(part: Fields, data: Fields) -> dict[str, Any]:
     named = {"title": data.maybe_text("displayName"), "source": source}
     word = kind.partition("/")[0]
     return media_part(Fields(named, part.path, part), word if word in _MEDIA else "document") | {"media": part.value}
-
-
-def _plain(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Text parts; a single one that is nothing else as a text."""
-    return str(content[0]["text"]) if len(content) == 1 and len(content[0]) == 2 else content

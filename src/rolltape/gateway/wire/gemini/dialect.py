@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.wire.chat_form import parse_arguments
 from rolltape.gateway.wire.fields import event, key_in
 from rolltape.gateway.wire.gemini.contents import ARGUMENTS_AS_TEXT, sign_reply
 from rolltape.gateway.wire.gemini.request import STREAMING, read_counting, read_request
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.gateway.wire.reply_tokens import ReplyToken, reply_logprobs
-from rolltape.records.jsonable import encode_json, is_deep, parse_strict
+from rolltape.records.jsonable import encode_json, is_deep
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
@@ -33,8 +34,8 @@ _STATUSES = {
     504: "DEADLINE_EXCEEDED",
     529: "UNAVAILABLE",
 }
-# What refuses a session that is over, or has had its turns. gemini-cli (0.61) heeds no header: it asks ten times within
-# minutes, unless it is told this. Where a retry may help it is not told so: it would give up.
+# The statuses of a session that is over, or has had its turns. gemini-cli (0.61) ignores `x-should-retry` and asks ten
+# times within minutes, unless the error has this reason. An error that a retry may solve must not have it.
 _FINAL = (429, 503)
 _EXHAUSTED = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "MODEL_CAPACITY_EXHAUSTED"}
 _DEEPEST_ARGUMENTS = 100  # levels: their echo lies within a body that may be little deeper
@@ -43,7 +44,7 @@ _BLANK = b"\n"
 
 
 class GeminiDialect:
-    """`/v1beta/models/MODEL:generateContent`, and its like. The Python SDK (3.1) says `/v1`, as OpenAI's clients do."""
+    """`/v1beta/models/MODEL:generateContent`, and similar. The Python SDK (3.1) uses `/v1`, as OpenAI's clients do."""
 
     name = "gemini"
     sdk = "google"
@@ -175,12 +176,8 @@ def _args(call: dict[str, Any]) -> dict[str, Any]:
     arguments = call["function"]["arguments"]
     if not arguments.strip():
         return {}
-    try:
-        value = parse_strict(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    fits = isinstance(value, dict) and not is_deep(value, _DEEPEST_ARGUMENTS)
-    return value if fits else {ARGUMENTS_AS_TEXT: arguments}
+    value = parse_arguments(arguments)
+    return {ARGUMENTS_AS_TEXT: arguments} if value is None or is_deep(value, _DEEPEST_ARGUMENTS) else value
 
 
 def _ending(turn: "GatewayTurn") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Parse a request of the Gemini API. The model and whether to stream are in its path.
 
-Google's JSON takes names in camelCase and in snake_case; both are read, and errors name the first.
+Google's JSON takes names in camelCase and in snake_case; both are read, and errors name the first. It also takes a
+single object where a list belongs, and the words of `mode` in any case, as its own examples have them.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,8 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails, ToolChoice
-from rolltape.gateway.wire.fields import Fields, read_body
+from rolltape.gateway.wire.chat_form import function_tool
+from rolltape.gateway.wire.fields import Fields, printable, read_body
 from rolltape.gateway.wire.gemini.contents import is_models, read_contents
 from rolltape.gateway.wire.gemini.schemas import to_json_schema
 
@@ -21,6 +23,7 @@ _FREE_FORM = frozenset(
     {"args", "default", "example", "labels", "parametersJsonSchema", "partMetadata", "response", "responseJsonSchema"}
 )
 _NAMED_BY_CLIENT = frozenset({"properties", "defs"})
+_LISTS = frozenset({"contents", "parts", "tools", "functionDeclarations"})
 _MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 
 Tools = list[dict[str, Any]]
@@ -48,7 +51,7 @@ def _read_body(body: bytes) -> tuple[Fields, bool]:
 
 
 def _in_camel_case(value: Any) -> Any:
-    """A body whose fields all have the names of Google's JSON; what clients name themselves stays as it is."""
+    """A body with the names and lists of Google's JSON; what clients name themselves stays as it is."""
     if isinstance(value, list):
         return [_in_camel_case(item) if isinstance(item, dict | list) else item for item in value]
     read: dict[str, Any] = {}
@@ -59,7 +62,8 @@ def _in_camel_case(value: Any) -> Any:
         elif name in _NAMED_BY_CLIENT and isinstance(item, dict):
             read[name] = dict(zip(item, _in_camel_case(list(item.values())), strict=True))
         else:
-            read[name] = _in_camel_case(item)
+            inner = _in_camel_case(item)
+            read[name] = [inner] if name in _LISTS and isinstance(item, dict) else inner
     return read
 
 
@@ -104,21 +108,18 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
         media=tuple(fields.media),
         metadata=None if labels is None else labels.value,
         repaired=repaired,
-        ignored_params=fields.all_ignored(*_WITHOUT_EFFECT),  # after all others: it names the fields that nobody read
+        ignored_params=fields.all_ignored(*_WITHOUT_EFFECT),  # last, since it names the unread fields
     )
 
 
 def _sampling(config: Fields) -> SamplingParams:
-    stops = config.maybe_texts("stopSequences")
-    if stops and "" in stops:
-        config.refuse("stopSequences", "give texts that are not empty")
     return SamplingParams(
         temperature=config.maybe_number("temperature", least=0),
         top_p=config.maybe_number("topP", least=0, most=1),
         top_k=config.maybe_whole("topK", least=0) or None,  # 0: all
         seed=config.maybe_whole("seed"),
         max_tokens=config.maybe_whole("maxOutputTokens", least=1),
-        stop=tuple(stops) if stops else None,
+        stop=config.maybe_stops("stopSequences"),
         presence_penalty=config.maybe_number("presencePenalty", least=-2, most=2),
         frequency_penalty=config.maybe_number("frequencyPenalty", least=-2, most=2),
     )
@@ -132,9 +133,9 @@ def _tools(fields: Fields) -> Tools:
             name = declared.name()
             if name in tools:
                 declared.refuse("name", "there is another function of that name; give each its own")
-            tools[name] = {"type": "function", "function": _function(declared, name)}
+            tools[name] = _function(declared, name)
         for other in tool.unread()[:8]:
-            fields.ignore(f"tools: {ascii(other)[1:-1][:80]} is not offered here, functions are")
+            fields.ignore(f"tools: {printable(other)} is not offered here, functions are")
     return list(tools.values())
 
 
@@ -147,8 +148,7 @@ def _function(declared: Fields, name: str) -> dict[str, Any]:
             declared.ignore(f"tools: {extra} is not shown to the model")
     if declared.maybe_text("behavior") == "NON_BLOCKING":
         declared.ignore("tools: behavior is not honored; the model waits for each result")
-    function = {"name": name, "description": declared.maybe_text("description"), "parameters": parameters}
-    return {field: value for field, value in function.items() if value is not None}
+    return function_tool(name, declared.maybe_text("description"), parameters)
 
 
 def _tool_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, bool]:
@@ -159,7 +159,9 @@ def _tool_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, bool]:
         holder.ignore_unread()
     if config is None:
         return ToolChoice(), False
-    mode = config.maybe_one_of("mode", *_MODES) or "AUTO"
+    mode = (config.maybe_text("mode") or "AUTO").upper()
+    if mode not in _MODES:
+        config.refuse("mode", f"known are {', '.join(_MODES)}")
     allowed = config.maybe_texts("allowedFunctionNames") or []
     if unknown := [name for name in allowed if name not in names]:
         config.refuse("allowedFunctionNames", f"no function {unknown[0]!r} is declared; name those that are")
@@ -203,7 +205,9 @@ def _output_schema(config: Fields) -> OutputSchema | None:
             return OutputSchema(older.path, to_json_schema(older.value))
         return OutputSchema(config.at("responseMimeType"), {"type": ["object", "array"]})
     if kind not in (None, "text/plain"):
-        config.ignore(f"{config.at('responseMimeType')} {ascii(kind)[:80]}: not known here; the reply is free")
+        config.ignore(f"{config.at('responseMimeType')} '{printable(kind)}': not known here; the reply is free")
+    elif unused := newer or older:
+        config.ignore(f"{unused.path}: ignored without the responseMimeType application/json")
     return None
 
 
@@ -211,4 +215,6 @@ def _ignore_rest(config: Fields) -> None:
     modalities = config.maybe_texts("responseModalities")
     if modalities and "TEXT" not in modalities:
         config.refuse("responseModalities", "the model writes text only; ask for TEXT")
+    if modalities and set(modalities) != {"TEXT"}:
+        config.ignore(f"{config.at('responseModalities')}: the model writes text only")
     config.ignore_unread()

@@ -5,7 +5,7 @@ from typing import Any
 _RENAMED = {"defs": "$defs", "ref": "$ref"}
 _NAMED_SCHEMAS = frozenset({"properties", "defs", "$defs"})
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
-_LEFT_OUT = frozenset({"nullable", "propertyOrdering"})  # said in another way
+_LEFT_OUT = frozenset({"nullable", "propertyOrdering"})  # expressed in other ways
 _UNSPECIFIED = "TYPE_UNSPECIFIED"
 
 

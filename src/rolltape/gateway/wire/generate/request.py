@@ -2,9 +2,9 @@
 
 from rolltape.gateway.request import ChatRequest, GivenPrompt, TokenDetails
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.openai import HARMLESS, MOST_CHOICES, MOST_LIKELY, read_ids, read_sampling
+from rolltape.gateway.wire.openai import HARMLESS, MOST_CHOICES, MOST_LIKELY, read_ids, read_sampling, wants_usage
 
-# How the server goes about it, and what of the text it shows: no text is given here.
+# About how the server works, and about text, which is not returned here.
 _OF_THE_SERVER = ("request_id", "cache_salt", "priority", "assistant_tokens_mask", "token_offsets")
 _OF_TEXT = ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "detokenize")
 
@@ -16,7 +16,6 @@ def read_request(raw: bytes) -> ChatRequest:
         if body.get(media):
             body.refuse(media, "images and the like are not supported; send token ids alone")
     params = body.object("sampling_params")
-    options = body.maybe_object("stream_options")
     return ChatRequest(
         api="generate",
         model=body.maybe_text("model") or "",
@@ -27,18 +26,18 @@ def read_request(raw: bytes) -> ChatRequest:
         n=params.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
         token_details=_token_details(body, params),
         stream=body.maybe_flag("stream") or False,
-        include_usage=options is not None and options.maybe_flag("include_usage") is True,
+        include_usage=wants_usage(body),
         repaired=repaired,
-        ignored_params=_ignored_params(body, params),  # after all others, since it names the fields that nobody read
+        ignored_params=_ignored_params(body, params),  # last, since it names the unread fields
     )
 
 
 def _token_details(body: Fields, params: Fields) -> TokenDetails:
     wanted = params.maybe_whole("logprobs", least=0, most=MOST_LIKELY)
     return TokenDetails(
-        ids=body.maybe_flag("return_token_ids") or False,  # those of the prompt; those of the reply are always told
+        ids=body.maybe_flag("return_token_ids") or False,  # of the prompt; the reply's are always sent
         logprobs=wanted is not None,
-        top_logprobs=0 if wanted in (None, 1) else wanted,  # the first one told is the sampled one
+        top_logprobs=0 if wanted in (None, 1) else wanted,  # the first one sent is the sampled one
         tokens_as_ids=True,
     )
 

@@ -28,8 +28,8 @@ _ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",  # and no other: Claude Code (2.1) retries it even where `x-should-retry` is false
 }
-# Betas that are so here without being asked for, or that concern caching, speed and billing alone. What others ask for
-# in a body is named by its fields.
+# Betas that hold here anyway, or that only concern caching, speed and billing. What others add to a body is named by
+# its fields.
 _HARMLESS_BETAS = (
     "advanced-tool-use",
     "claude-code",

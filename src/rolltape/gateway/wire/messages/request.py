@@ -9,8 +9,16 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
+from rolltape.gateway.wire.chat_form import (
+    SIGNATURE,
+    assistant_message,
+    function_tool,
+    kept_medium,
+    media_part,
+    plain_content,
+    user_messages,
+)
 from rolltape.gateway.wire.fields import Fields, read_body
-from rolltape.gateway.wire.media import media_part
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 
@@ -27,14 +35,13 @@ _WITHOUT_EFFECT = (
     "user_profile_id",
     "workspace_id",
 )
-# Fields of tools that would; what else a tool may carry (cache marks, how to stream) would not.
+# Fields of tools that change a reply, and what is done instead. Others (cache marks, how to stream) change nothing.
 _IGNORED_TOOL_PARAMS = {
     "type": "only custom ones are offered, not those of types that Anthropic defines",
     "allowed_callers": "allowed_callers is not honored; the model calls them directly",
     "input_examples": "input_examples are not shown to the model",
 }
 _MODES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-_SIGNATURE = "rolltape_"
 
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]]
@@ -45,19 +52,19 @@ def read_request(body: bytes) -> ChatRequest:
     fields, repaired = read_body(body)
     if fields.maybe_whole("max_tokens", least=1) is None:
         fields.refuse("max_tokens", "say how many tokens the reply may have at most")
-    ask = _ask(fields, repaired)
-    if ask.messages[-1]["role"] == "assistant":
+    request = _request(fields, repaired)
+    if request.messages[-1]["role"] == "assistant":
         where = f"messages[{len(fields.value['messages']) - 1}]"
         raise BadRequest(f"{where} is the assistant's: a reply cannot be begun for the model; end with a user message")
-    return ask
+    return request
 
 
 def read_counting(body: bytes) -> ChatRequest:
     """A request for the number of tokens of a prompt."""
-    return _ask(*read_body(body))
+    return _request(*read_body(body))
 
 
-def _ask(fields: Fields, repaired: bool) -> ChatRequest:
+def _request(fields: Fields, repaired: bool) -> ChatRequest:
     if fields.get("thread") is not None:
         fields.refuse("thread", "conversations are not kept here; send all of it in messages")
     tools, deferred = _tools(fields)
@@ -67,7 +74,7 @@ def _ask(fields: Fields, repaired: bool) -> ChatRequest:
     return ChatRequest(
         api="messages",
         model=fields.name("model"),
-        messages=_told_of(_conversation(fields), deferred),
+        messages=_with_definitions(_conversation(fields), deferred),
         tools=tools or None,
         deferred_tools=deferred,
         tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools + deferred),
@@ -81,20 +88,17 @@ def _ask(fields: Fields, repaired: bool) -> ChatRequest:
         metadata=None if metadata is None else metadata.value,
         strict_tools=_strict_tools(fields),
         repaired=repaired,
-        ignored_params=_ignored_params(fields),  # after all others, since it names the fields that nobody read
+        ignored_params=_ignored_params(fields),  # last, since it names the unread fields
     )
 
 
 def _sampling(fields: Fields) -> SamplingParams:
-    stops = fields.maybe_texts("stop_sequences")
-    if stops and "" in stops:
-        fields.refuse("stop_sequences", "give texts that are not empty")
     return SamplingParams(
         temperature=fields.maybe_number("temperature", least=0),
         top_p=fields.maybe_number("top_p", least=0, most=1),
         top_k=fields.maybe_whole("top_k", least=0) or None,  # 0: all
         max_tokens=fields.maybe_whole("max_tokens", least=1),
-        stop=tuple(stops) if stops else None,
+        stop=fields.maybe_stops("stop_sequences"),
     )
 
 
@@ -111,11 +115,10 @@ def _tools(fields: Fields) -> tuple[Tools, Tools]:
         if kind != "custom":
             extras.add("type")
             continue
-        name, description = tool.name(), tool.maybe_text("description")
+        name = tool.name()
         if name in tools:
             tool.refuse("name", "there is another tool of that name; give each its own")
-        function = {"name": name, "description": description, "parameters": tool.object("input_schema").value}
-        tools[name] = {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+        tools[name] = function_tool(name, tool.maybe_text("description"), tool.object("input_schema").value)
         if tool.maybe_flag("defer_loading"):
             deferred.add(name)
         extras |= {extra for extra in tool.unread() if tool.value[extra] is not False}
@@ -126,8 +129,8 @@ def _tools(fields: Fields) -> tuple[Tools, Tools]:
     return offered, [tools[name] for name in tools if name in deferred]
 
 
-def _told_of(messages: Messages, deferred: Tools) -> Messages:
-    """Messages in which each reference to a tool spells out its definition."""
+def _with_definitions(messages: Messages, deferred: Tools) -> Messages:
+    """Messages in which each reference to a deferred tool is replaced by its definition."""
     known = {tool["function"]["name"]: tool for tool in deferred}
     for message in messages:
         for part in message["content"] if isinstance(message.get("content"), list) else ():
@@ -192,8 +195,8 @@ def _ignored_params(fields: Fields) -> tuple[str, ...]:
 
 
 def sign_thinking(reply_id: str) -> str:
-    """The signature of a reply's thinking: an echo brings it back, and so says which reply it is."""
-    return _SIGNATURE + reply_id
+    """The signature of a reply's thinking. A client sends it back, which says which reply it is."""
+    return SIGNATURE + reply_id
 
 
 def _conversation(request: Fields) -> Messages:
@@ -215,19 +218,10 @@ def _system(message: Fields) -> Messages:
 
 
 def _user(message: Fields) -> Messages:
-    """A tool message for each result, and a user message for each stretch of text, in the order they came."""
     content = _content(message, "content")
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
-    read: Messages = []
-    for block in content:
-        if block.get("type") == "tool_result":
-            read.append(_tool_result(block))
-        elif read and read[-1]["role"] == "user":
-            read[-1]["content"].append(_text_part(block))
-        else:
-            read.append({"role": "user", "content": [_text_part(block)]})
-    return read or [{"role": "user", "content": []}]
+    return user_messages(content, _tool_result, _text_part) or [{"role": "user", "content": []}]
 
 
 def _assistant(message: Fields) -> Messages:
@@ -252,17 +246,9 @@ def _assistant(message: Fields) -> Messages:
                 calls.append(_tool_call(block))
             case _:
                 texts.append(_text_part(block))
-    ours = [signature for signature in signatures if signature.startswith(_SIGNATURE)]
-    others = [signature for signature in signatures if signature and signature not in ours]
-    fields = {
-        "id": ours[0].removeprefix(_SIGNATURE) if ours else None,
-        "reasoning_content": "\n\n".join(filter(None, thinking)),
-        "thinking_signatures": others,
-        "redacted_thinking": redacted,
-        "tool_calls": calls,
-    }
-    text = texts[0]["text"] if len(texts) == 1 and texts[0].keys() == {"type", "text"} else texts
-    return [{"role": "assistant", "content": text or None} | {key: value for key, value in fields.items() if value}]
+    reasoning = "\n\n".join(filter(None, thinking))
+    text = plain_content(texts)
+    return [assistant_message(text, reasoning, signatures, redacted_thinking=redacted, tool_calls=calls)]
 
 
 _READERS: dict[str, Callable[[Fields], Messages]] = {"user": _user, "assistant": _assistant, "system": _system}
@@ -277,7 +263,9 @@ def _tool_call(block: Fields) -> dict[str, Any]:
     return {"id": block.name("id"), "type": "function", "function": {"name": block.name(), "arguments": arguments}}
 
 
-def _tool_result(block: Fields) -> dict[str, Any]:
+def _tool_result(block: Fields) -> dict[str, Any] | None:
+    if block.get("type") != "tool_result":
+        return None
     # A tool that gives nothing back may leave its content out.
     content = "" if block.get("content") is None else _texts(block, "content")
     message = {"role": "tool", "tool_call_id": block.name("tool_use_id"), "content": content}
@@ -291,12 +279,9 @@ def _texts(fields: Fields, name: str) -> str | list[dict[str, Any]]:
 
 
 def _content(fields: Fields, name: str) -> str | list[Fields]:
-    value = fields.get(name)
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        fields.refuse(name, "give a text or a list of blocks")
-    return fields.objects(name)
+    wanted = "give a text or a list of blocks"
+    content = fields.maybe_content(name, wanted)
+    return fields.refuse(name, wanted) if content is None else content
 
 
 def _text_part(block: Fields) -> dict[str, Any]:
@@ -306,20 +291,28 @@ def _text_part(block: Fields) -> dict[str, Any]:
             if block.value.get("tool_reference") is not None:
                 block.refuse("tool_reference", "leave it out: a text has no such field")
             return {key: value for key, value in block.value.items() if value is not None and key != "cache_control"}
-        case "document" if (text := _document_text(block)) is not None:
-            return {"type": "text", "text": text, "media": block.value}
-        case "image" | "document" as kind:
-            return media_part(block, kind)
+        case "document":
+            return _document(block)
+        case "image":
+            return media_part(block, "image")
         case "tool_reference":
             return {"type": "text", "text": "", "tool_reference": block.name("tool_name")}
     return block.refuse("type", "blocks of this type are not supported here")
 
 
-def _document_text(block: Fields) -> str | None:
-    """What a document says that is text; None: it is not."""
+def _document(block: Fields) -> dict[str, Any]:
+    """A document that is text as that text, any other as a placeholder."""
+    citations = block.maybe_object("citations")
+    if citations is not None and citations.maybe_flag("enabled"):
+        block.ignore("messages: citations of documents are not given")
     source = block.object("source")
-    if source.get("type") == "text":
-        return source.text("data")
-    if source.get("type") == "content":
-        return content_text(_texts(source, "content"))
-    return None
+    match source.get("type"):
+        case "text":
+            text = source.text("data")
+        case "content":
+            text = content_text(_texts(source, "content"))
+        case _:
+            return media_part(block, "document")
+    if block.maybe_text("title") or block.maybe_text("context"):
+        block.ignore("messages: the title and the context of a document are not shown to the model")
+    return {"type": "text", "text": text, "media": kept_medium(block)}

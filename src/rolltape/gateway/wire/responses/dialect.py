@@ -1,13 +1,12 @@
 """OpenAI's Responses API. Nothing is stored: each request brings its whole input."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import EngineFailed, PromptTooLong
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.wire.fields import event, with_headers
-from rolltape.gateway.wire.openai import BETAS, OpenAIDialect
-from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
+from rolltape.gateway.wire.fields import event
+from rolltape.gateway.wire.openai import OpenAIDialect
+from rolltape.gateway.wire.protocol import Answers, Route
 from rolltape.gateway.wire.responses.items import ItemStream, ResponsesEvent, output_items
 from rolltape.gateway.wire.responses.request import read_request
 from rolltape.records.jsonable import encode_json
@@ -23,11 +22,6 @@ class ResponsesDialect(OpenAIDialect):
     name = "responses"
     routes: tuple[Route, ...] = (Route("/v1/responses", Answers.TURN),)
 
-    def read(
-        self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
-    ) -> ChatRequest:
-        return with_headers(read_request(body), headers, *BETAS)
-
     def whole(self, turn: "GatewayTurn") -> bytes:
         return encode_json(_ended(turn, output_items(turn)), "a reply")[0]
 
@@ -35,7 +29,7 @@ class ResponsesDialect(OpenAIDialect):
         return ResponseStream(turn)
 
 
-RESPONSES = ResponsesDialect()
+RESPONSES = ResponsesDialect(read_request)
 
 
 class ResponseStream:
@@ -123,7 +117,7 @@ def _response(turn: "GatewayTurn") -> dict[str, Any]:
         "incomplete_details": None,
         "instructions": None,
         "max_output_tokens": request.sampling.max_tokens,
-        "metadata": {},
+        "metadata": request.metadata or {},
         "model": turn.model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls,

@@ -1,11 +1,11 @@
 """Write a reply as the output items of Responses, and the events that stream them.
 
-By their ids the items of one reply are found when they come back.
+The ids of items hold the id of their reply, so that the items of one reply are recognized when they come back.
 """
 
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rolltape.gateway.request import ChatRequest
@@ -46,7 +46,7 @@ def reply_id(item_id: str | None) -> str | None:
 
 
 def unsealed(encrypted_content: str) -> str | None:
-    """The reasoning in an `encrypted_content` of ours; None: it is somebody else's."""
+    """The reasoning in an `encrypted_content` of ours; None: it is another server's."""
     if not encrypted_content.startswith(_SEALED):
         return None
     try:
@@ -109,30 +109,36 @@ class ItemStream:
     def __init__(self, turn: "GatewayTurn") -> None:
         self._turn = turn
         self._open: str | None = None  # the type of the item that is being filled; None: none is
-        self._pieces: list[str] = []  # of it
+        self._reasoning: list[str] = []
         self._index = 0
 
     def reasoning(self, piece: str) -> Iterator[ResponsesEvent]:
         """More reasoning."""
+        item = _reasoning_item(self._turn, "")
         if self._open is None:
-            yield from self._opened(_reasoning_item(self._turn, "") | {"encrypted_content": None})
-        yield self._piece("response.reasoning_text.delta", {"delta": piece})
+            yield from self._opened(item | {"encrypted_content": None})
+        self._reasoning.append(piece)
+        yield ResponsesEvent("response.reasoning_text.delta", self._at(item) | {"delta": piece})
 
     def text(self, piece: str) -> Iterator[ResponsesEvent]:
         """More text."""
+        item = _message_item(self._turn, "")
         if self._open != "message":
-            yield from self._closed(_reasoning_item)
-            yield from self._opened(_message_item(self._turn, ""))
-        yield self._piece("response.output_text.delta", {"delta": piece, "logprobs": []})
+            if self._open is not None:
+                yield from self._closed(_reasoning_item(self._turn, "".join(self._reasoning)))
+            yield from self._opened(item)
+        yield ResponsesEvent("response.output_text.delta", self._at(item) | {"delta": piece, "logprobs": []})
 
     def closing(self, items: list[dict[str, Any]]) -> Iterator[ResponsesEvent]:
         """The end of the item that is being filled, and all items that are still to come."""
         if self._open is not None:
-            item = items[self._index]
-            yield from self._closed(lambda *_: item)
+            yield from self._closed(items[self._index])
         for item in items[self._index :]:
-            at = {"item_id": item["id"], "output_index": self._index}
-            empty, filling = _FILLERS[item["type"]](item, at)
+            if item["type"] == "message":  # the empty text of a reply that says nothing
+                yield from self._opened(item)
+                yield from self._closed(item)
+                continue
+            empty, filling = _call_events(item, self._index)
             yield self._added(empty)
             yield from filling
             yield self._done(item)
@@ -140,29 +146,21 @@ class ItemStream:
     def _opened(self, item: dict[str, Any]) -> Iterator[ResponsesEvent]:
         self._open = item["type"]
         yield self._added(item | {"content": []})
-        yield ResponsesEvent("response.content_part.added", self._at(item["id"]) | {"part": item["content"][0]})
+        yield ResponsesEvent("response.content_part.added", self._at(item) | {"part": item["content"][0]})
 
-    def _piece(self, name: str, fields: dict[str, Any]) -> ResponsesEvent:
-        self._pieces.append(fields["delta"])
-        prefix = "rs" if self._open == "reasoning" else "msg"
-        return ResponsesEvent(name, self._at(f"{prefix}_rt_{self._turn.id}") | fields)
-
-    def _closed(self, make: Callable[["GatewayTurn", str], dict[str, Any]]) -> Iterator[ResponsesEvent]:
-        """The end of the item that is being filled, if there is one."""
-        if self._open is None:
-            return
-        item = make(self._turn, "".join(self._pieces))
-        at, part = self._at(item["id"]), item["content"][0]
+    def _closed(self, item: dict[str, Any]) -> Iterator[ResponsesEvent]:
+        """The end of the item that is being filled."""
+        at, part = self._at(item), item["content"][0]
         if self._open == "reasoning":
             yield ResponsesEvent("response.reasoning_text.done", at | {"text": part["text"]})
         else:
             yield ResponsesEvent("response.output_text.done", at | {"text": part["text"], "logprobs": []})
         yield ResponsesEvent("response.content_part.done", at | {"part": part})
         yield self._done(item)
-        self._open, self._pieces = None, []
+        self._open = None
 
-    def _at(self, item_id: str) -> dict[str, Any]:
-        return {"item_id": item_id, "output_index": self._index, "content_index": 0}
+    def _at(self, item: dict[str, Any]) -> dict[str, Any]:
+        return {"item_id": item["id"], "output_index": self._index, "content_index": 0}
 
     def _added(self, empty: dict[str, Any]) -> ResponsesEvent:
         item = empty | {"status": "in_progress"}
@@ -173,56 +171,30 @@ class ItemStream:
         return ResponsesEvent("response.output_item.done", {"output_index": self._index - 1, "item": item})
 
 
-Filler = tuple[dict[str, Any], list[ResponsesEvent]]
+# The field that events fill, and what they call it.
+_FILLED = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
 
 
-def _message(item: dict[str, Any], at: dict[str, Any]) -> Filler:
-    """The empty text of a reply that says nothing."""
-    part = item["content"][0]
-    at = at | {"content_index": 0}
-    return item | {"content": []}, [
-        ResponsesEvent("response.content_part.added", at | {"part": part}),
-        ResponsesEvent("response.output_text.done", at | {"text": part["text"], "logprobs": []}),
-        ResponsesEvent("response.content_part.done", at | {"part": part}),
-    ]
-
-
-def _function_call(item: dict[str, Any], at: dict[str, Any]) -> Filler:
-    return item | {"arguments": ""}, [
-        ResponsesEvent("response.function_call_arguments.delta", at | {"delta": item["arguments"]}),
-        ResponsesEvent("response.function_call_arguments.done", at | {"arguments": item["arguments"]}),
-    ]
-
-
-def _custom_tool_call(item: dict[str, Any], at: dict[str, Any]) -> Filler:
-    return item | {"input": ""}, [
-        ResponsesEvent("response.custom_tool_call_input.delta", at | {"delta": item["input"]}),
-        ResponsesEvent("response.custom_tool_call_input.done", at | {"input": item["input"]}),
-    ]
-
-
-def _shell_call(item: dict[str, Any], at: dict[str, Any]) -> Filler:
-    commands, events = item["action"]["commands"], []
-    for index, command in enumerate(commands):
-        place = {"output_index": at["output_index"], "command_index": index}
+def _call_events(item: dict[str, Any], index: int) -> tuple[dict[str, Any], list[ResponsesEvent]]:
+    """A call as it is before it is filled, and the events that fill it. The API has none for some types of calls."""
+    if item["type"] in _FILLED:
+        field, name = _FILLED[item["type"]]
+        at = {"item_id": item["id"], "output_index": index}
+        return item | {field: ""}, [
+            ResponsesEvent(f"response.{name}.delta", at | {"delta": item[field]}),
+            ResponsesEvent(f"response.{name}.done", at | {field: item[field]}),
+        ]
+    if item["type"] != "shell_call":
+        return item, []
+    events = []
+    for number, command in enumerate(item["action"]["commands"]):
+        at = {"output_index": index, "command_index": number}
         events += [
-            ResponsesEvent("response.shell_call_command.added", place | {"command": ""}),
-            ResponsesEvent("response.shell_call_command.delta", place | {"delta": command}),
-            ResponsesEvent("response.shell_call_command.done", place | {"command": command}),
+            ResponsesEvent("response.shell_call_command.added", at | {"command": ""}),
+            ResponsesEvent("response.shell_call_command.delta", at | {"delta": command}),
+            ResponsesEvent("response.shell_call_command.done", at | {"command": command}),
         ]
     return item | {"action": item["action"] | {"commands": []}}, events
-
-
-def _at_once(item: dict[str, Any], _: dict[str, Any]) -> Filler:
-    """An item for which the API has no events of its own."""
-    return item, []
-
-
-_FILLERS = {
-    "message": _message,
-    "function_call": _function_call,
-    "custom_tool_call": _custom_tool_call,
-    "shell_call": _shell_call,
-    "local_shell_call": _at_once,
-    "apply_patch_call": _at_once,
-}

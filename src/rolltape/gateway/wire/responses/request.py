@@ -4,9 +4,11 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams
-from rolltape.gateway.wire.fields import Fields, read_body
+from rolltape.gateway.wire.chat_form import plain_content
+from rolltape.gateway.wire.fields import Fields, printable, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
+    TEXT_OR_PARTS,
     ToolOffer,
     custom_call_arguments,
     read_content,
@@ -64,7 +66,7 @@ def read_request(raw: bytes) -> ChatRequest:
         metadata=read_metadata(body),
         strict_tools=frozenset(offer.strict),
         repaired=repaired,
-        ignored_params=_ignored_params(body),  # after all others, since it names the fields that nobody read
+        ignored_params=_ignored_params(body),  # last, since it names the unread fields
     )
 
 
@@ -104,7 +106,7 @@ def _add_tools(offer: ToolOffer, tools: list[Fields], namespace: str | None = No
             offer.tools.append(as_function(tool))
             offer.client_tools.add(kind)
         else:
-            tool.ignore(f"tools: {ascii(kind)[:80]} is run by OpenAI; not offered")
+            tool.ignore(f"tools: '{printable(kind)}' is not offered here")
 
 
 def _thinking(body: Fields) -> tuple[bool | None, Effort | None]:
@@ -132,7 +134,7 @@ def _ignored_params(body: Fields) -> tuple[str, ...]:
         body.ignore("truncation: a prompt that is too long ends the reply")
     unknown = [one for one in body.maybe_texts("include") or () if one not in _INCLUDED]
     for one in unknown[:8]:
-        body.ignore(f"include {ascii(one)[:80]}: not given")
+        body.ignore(f"include '{printable(one)}': not given")
     return body.all_ignored(*HARMLESS, "client_metadata", "stream_options")
 
 
@@ -200,7 +202,7 @@ class _ReplyItems:
 
 
 def _reasoning(item: Fields) -> str | None:
-    """A reasoning item's text, in the fullest form that came back; None: it is encrypted alone."""
+    """A reasoning item's text, in the fullest form that came back; None: there is only an encrypted one."""
     texts = [part.text("text") for part in item.maybe_objects("content") or ()]
     if texts:
         return "\n".join(texts)
@@ -249,7 +251,7 @@ def _other(item: Fields, kind: str) -> dict[str, Any]:
 
 
 def _other_fields(item: Fields, *taken: str) -> dict[str, Any]:
-    """The fields that nobody has read, which are kept; none of them may stand for a part of the message."""
+    """The unread fields, which are kept. None may have the name of a part of the message."""
     for name in item.unread():
         if name in taken:
             item.refuse(name, "leave it out: an item of this type has no such field")
@@ -258,13 +260,9 @@ def _other_fields(item: Fields, *taken: str) -> dict[str, Any]:
 
 def _needed_content(item: Fields, name: str) -> str | list[dict[str, Any]]:
     content = _content(item, name)
-    return item.refuse(name, "give a text, or a list of text parts") if content is None else content
+    return item.refuse(name, TEXT_OR_PARTS) if content is None else content
 
 
 def _content(item: Fields, name: str) -> str | list[dict[str, Any]] | None:
-    """Content in chat form; a single part that is text and nothing else is given as that text."""
     content = read_content(item, name, "input_text", "output_text", "text")
-    if isinstance(content, list) and len(content) == 1 and content[0].keys() == {"type", "text"}:
-        text: str = content[0]["text"]
-        return text
-    return content
+    return plain_content(content) if isinstance(content, list) else content

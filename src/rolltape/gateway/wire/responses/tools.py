@@ -3,11 +3,11 @@
 The model is offered a function. Its calls go out as items of the tool's own type, and come back as such.
 """
 
-import json
 from typing import Any
 
 import msgspec
 
+from rolltape.gateway.wire.chat_form import function_tool, parse_arguments
 from rolltape.gateway.wire.fields import Fields
 from rolltape.records.jsonable import encode_json
 
@@ -21,11 +21,15 @@ class ClientTool(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     description: str
-    properties: dict[str, dict[str, Any]]  # what is always given comes first
-    required: int  # of these
+    properties: dict[str, dict[str, Any]]  # required ones first
+    required: int  # how many are
     holder: str
     id_prefix: str
-    added: dict[str, Any] = {}  # what the holder has besides, whatever the model writes
+    added: dict[str, Any] = {}  # fields of the holder that the model does not write
+
+    @property
+    def required_fields(self) -> list[str]:
+        return list(self.properties)[: self.required]
 
     @property
     def call_type(self) -> str:
@@ -83,8 +87,10 @@ ID_PREFIXES = tuple(tool.id_prefix for tool in _ALL)
 
 def is_run_by_client(tool: Fields) -> bool:
     """Whether a tool is one of these; a shell in a container is OpenAI's."""
+    if tool.text("type") not in CLIENT_TOOLS:
+        return False
     environment = tool.maybe_object("environment")
-    return tool.text("type") in CLIENT_TOOLS and (environment is None or environment.maybe_text("type") == "local")
+    return environment is None or environment.maybe_text("type") == "local"
 
 
 def as_function(tool: Fields) -> dict[str, Any]:
@@ -92,27 +98,17 @@ def as_function(tool: Fields) -> dict[str, Any]:
     known = CLIENT_TOOLS[tool.text("type")]
     skills = (tool.maybe_object("environment") or Fields({}, "")).maybe_objects("skills") or ()
     described = [f"{skill.name()} ({skill.text('path')}): {skill.text('description')}" for skill in skills]
-    parameters = {
-        "type": "object",
-        "properties": known.properties,
-        "required": list(known.properties)[: known.required],
-    }
+    parameters = {"type": "object", "properties": known.properties, "required": known.required_fields}
     description = "\n".join([known.description, *(["Skills:"] if described else []), *described])
-    return {
-        "type": "function",
-        "function": {"name": known.name, "description": description, "parameters": parameters},
-    }
+    return function_tool(known.name, description, parameters)
 
 
 def call_fields(name: str, arguments: str) -> dict[str, Any] | None:
-    """What a call's item says of it; None: the model gave other arguments, which go back as those of a function."""
-    tool = CLIENT_TOOLS[name]
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+    """The fields of a call's item; None: the arguments do not fit, and the call goes out as one of a function."""
+    tool, value = CLIENT_TOOLS[name], parse_arguments(arguments)
+    if value is None or not all(_fits(value, field, schema) for field, schema in tool.properties.items()):
         return None
-    fits = isinstance(value, dict) and all(_fits(value, field, schema) for field, schema in tool.properties.items())
-    if not fits or any(value.get(field) is None for field in list(tool.properties)[: tool.required]):
+    if any(value.get(field) is None for field in tool.required_fields):
         return None
     return {"type": tool.call_type, tool.holder: tool.added | value}
 
