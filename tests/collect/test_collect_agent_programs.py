@@ -308,6 +308,12 @@ def test_an_agent_that_is_not_there_is_named(text: str, says: str) -> None:
         agent_named(text)
 
 
+def test_a_script_that_is_not_executable_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    with pytest.raises(AgentError, match="is not executable; chmod"):
+        agent_named(f"command:{tmp_path / 'agent.py'}")
+
+
 def test_a_function_that_is_not_there_is_named() -> None:
     with pytest.raises(NoSuchFunction, match="names no function"):
         agent_named("python")

@@ -1,6 +1,7 @@
 """What fails fails alone, with its reason; what the model brings on itself is rewarded."""
 
 import asyncio
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 import rolltape
 from collecting import SUMS, by, collected, collected_at_once, finished_per_task, instant, rollouts, task_file
+from commands import Cli
 from rolltape.collect.collector import Collector
 from rolltape.collect.runners import gateway as gateway_module
 from rolltape.collect.settings import CollectSettings
@@ -17,6 +19,7 @@ from rolltape.gateway.gateway import Gateway
 from rolltape.records.rollout import Status, StopReason
 from rolltape.records.sample import Fate
 from rolltape.tape.recording.tape import Tape, open_tape
+from rolltape.tiny import shipped_model
 from scripted_engine import Mishap, Step
 
 MODULE = """
@@ -175,6 +178,26 @@ async def test_a_tape_that_takes_no_rollout_ends_the_collection_instead_of_passi
             await collected(source, run, engine, group_size=1, max_concurrent=1)
         await collected(source, run, engine, group_size=1, resume=True)
     assert finished_per_task(run) == {task["id"]: 1 for task in SUMS}
+
+
+def test_a_full_disk_ends_the_command_with_what_to_do_and_loses_nothing(tmp_path: Path, cli: Cli) -> None:
+    source, run = task_file(tmp_path), tmp_path / "run"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with instant().in_thread() as engine:
+        how: list[Any] = [source, "--run", run, "-g", 8, "--max-concurrent", 1]
+        how += ["--engine", f"sglang:{engine.url}", "--model", shipped_model()]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+        try:
+            full = cli("collect", *how)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert full.code == 4
+        assert "all before it was; free space on that disk, then --resume continues" in full.err
+        kept = {one.id for one in rollouts(run) if one.status is Status.FINISHED}
+        assert 0 < len(kept) < 32
+        assert cli("collect", *how, "--resume").code == 0
+    assert finished_per_task(run) == {task["id"]: 8 for task in SUMS}
+    assert kept <= {one.id for one in rollouts(run) if one.status is Status.FINISHED}
 
 
 def test_a_time_out_of_the_policy_counts_in_its_group(tmp_path: Path) -> None:

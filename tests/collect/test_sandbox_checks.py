@@ -9,7 +9,8 @@ import pytest
 
 import rolltape
 from collecting import rollouts
-from rolltape.collect.sandboxes import SandboxKind, bubblewrap, checking
+from rolltape.collect.sandboxes import SandboxKind, bubblewrap
+from rolltape.collect.sandboxes.scripts import prepare_check
 from sandbox_runs import KINDS, attack, python_of
 
 PLANTER = """
@@ -76,7 +77,7 @@ def test_what_a_test_runner_would_load_unasked_is_set_aside(
     (tmp_path / "turtle.py").write_text("def own():\n    return 'own'\n")  # which the task has, and the agent wrote
     test = "def test_it():\n    assert {'a': 1} == {'a': 2}\n"
     order = {"files": {"tests/test_it.py": test}, "shipped": {"turtle.py": ""}, "keep": []}
-    taken = checking.prepare(order)
+    taken = prepare_check.prepare(order)
     ran = subprocess.run([sys.executable, "-m", "pytest", "-qq", "tests"], capture_output=True, text=True, check=False)
     assert "assert {'a': 1} == {'a': 2}" in ran.stdout
     assert (ran.returncode, len(taken)) == (1, 1)

@@ -1,6 +1,7 @@
 """Which sandbox a collection uses, how it says so, and that nothing outlives the collector."""
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -134,7 +135,8 @@ async def test_python_code_names_a_sandbox_by_text(tmp_path: Path, agent: str) -
             await collected(source, tmp_path / "other", engine, agent=agent, group_size=1, sandbox="jail")
 
 
-async def test_when_the_collector_is_killed_its_sandboxes_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_supervisors", [False, True])
+async def test_when_the_collector_is_killed_its_sandboxes_end(tmp_path: Path, with_supervisors: bool) -> None:
     needs_bwrap()
     (tmp_path / "agent.py").write_text(f"{AGENT}\nimport time\ntime.sleep(300)\n")
     source = task_file(tmp_path, [{"id": "t", "prompt": "What is 3 + 1?", "answer": 4}])
@@ -149,7 +151,10 @@ async def test_when_the_collector_is_killed_its_sandboxes_end(tmp_path: Path) ->
                 await asyncio.sleep(0.05)
             rollout = held[0].parent.name
             assert attempt_processes(rollout)
+            supervisors = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             process.send_signal(signal.SIGKILL)
+            for supervisor in supervisors if with_supervisors else ():
+                os.kill(int(supervisor), signal.SIGKILL)
             while attempt_processes(rollout):
                 await asyncio.sleep(0.05)
     finally:

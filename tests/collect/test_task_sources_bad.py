@@ -32,10 +32,10 @@ def refusal(source: str, **options: Any) -> str:
 BAD_LINES = {
     "list": (
         '["a"]',
-        'line 2: this is a list; a task is an object, such as {"id": "a", "question": "..."}',
+        'line 2: this is a list; a task is an object, such as {"id": "a", "prompt": "..."}',
     ),
-    "number": ("12", 'line 2: this is a number; a task is an object, such as {"id": "a", "question": "..."}'),
-    "null": ("null", 'line 2: this is null; a task is an object, such as {"id": "a", "question": "..."}'),
+    "number": ("12", 'line 2: this is a number; a task is an object, such as {"id": "a", "prompt": "..."}'),
+    "null": ("null", 'line 2: this is null; a task is an object, such as {"id": "a", "prompt": "..."}'),
     "cut": (
         '{"id": "b", "x": [1, 2',
         "line 2, column 23: not valid JSON (expecting ',' delimiter); write one object per line",
@@ -118,7 +118,7 @@ BAD_JSON = {
     ),
     "item": (
         '[{"id": 1},\n "two"]',
-        'x.json, line 2, item 2: this is text; a task is an object, such as {"id": "a", "question": "..."}',
+        'x.json, line 2, item 2: this is text; a task is an object, such as {"id": "a", "prompt": "..."}',
     ),
     "key twice": (
         '[\n{"x": 1, "x": 2}]',
@@ -238,6 +238,13 @@ def test_bad_parquet_is_refused() -> None:
     assert refusal("z.parquet") == "z.parquet is empty: there is no task in it; give a source with tasks"
 
 
+def test_a_table_that_cannot_be_parsed_is_refused_with_the_reason() -> None:
+    pytest.importorskip("datasets")
+    Path("tables").mkdir()
+    Path("tables/x.csv").write_text('id,prompt\n1,"fine ""so"" far"\n2,"not closed\n')
+    assert refusal("tables").startswith("tables cannot be loaded as a dataset: Error tokenizing data")
+
+
 BAD_FUNCTIONS = """
 from rolltape.collect import Task
 
@@ -271,7 +278,7 @@ FAILURES = {"fails": 'raise KeyError("mine")', "fails_later": 'yield {"id": "a"}
         (
             "nodata",
             BadTasks,
-            ', item 1: this is a list; a task is an object, such as {"id": "a", "question": "..."}',
+            ', item 1: this is a list; a task is an object, such as {"id": "a", "prompt": "..."}',
         ),
         ("badid", BadTasks, ", item 1: its id is True; give text or a number, or leave the id out"),
         ("nowhere", NoSuchFunction, ": nowhere of module bad_tasks is not there; name a function of it"),

@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from rolltape.collect.agents import is_program
-from rolltape.collect.enough_groups import EnoughGroups
 from rolltape.collect.environments import Environments
 from rolltape.collect.grading.comparisons import GroupComparisons
 from rolltape.collect.grading.regrading import Regrading, find_ungraded
+from rolltape.collect.limits import EnoughGroups, SpendingLimit, load_usage
 from rolltape.collect.plan import (
     EarlierRollouts,
     PlannedAttempt,
@@ -20,17 +20,18 @@ from rolltape.collect.plan import (
     check_unchanged,
     describe_taken_groups,
     load_earlier,
+    open_tasks,
     plan_attempts,
 )
-from rolltape.collect.results import RolloutResult
+from rolltape.collect.results import OnResults, RolloutResult
+from rolltape.collect.runners.attempts import open_collection_sandbox
 from rolltape.collect.runners.local import LocalRunner
-from rolltape.collect.runners.protocol import AttemptQueue, Runner
-from rolltape.collect.sandboxes import Confinement, ContainerOwner, SandboxNetwork, open_sandbox, refuse_image
+from rolltape.collect.runners.protocol import AttemptQueue, Runner, RunnerFacts
+from rolltape.collect.sandboxes import Confinement
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.sources import GivenSource, TaskSource, open_source
-from rolltape.collect.spending import SpendingLimit, has_limit, load_usage
+from rolltape.collect.sources import GivenSource
 from rolltape.collect.tasks import Task
-from rolltape.errors import CollectError, TaskError
+from rolltape.errors import CollectError
 from rolltape.gateway.gateway import Gateway
 from rolltape.groups import RunAheadLimit
 from rolltape.records.rollout import EventKind, Status
@@ -46,7 +47,7 @@ class Launch(NamedTuple):
     attempts: int  # all of them, those done before included
     done_before: int
     running_elsewhere: int
-    confinement: Confinement = Confinement(None, None)  # what holds the agents
+    confinement: Confinement = Confinement(None, None)
 
 
 class _Begun(NamedTuple):
@@ -56,7 +57,7 @@ class _Begun(NamedTuple):
     earlier: EarlierRollouts
     comparisons: GroupComparisons
     queue: AttemptQueue
-    on_results: Callable[[list[RolloutResult]], None]
+    on_results: OnResults
 
 
 class _AttemptsLeft:
@@ -65,18 +66,6 @@ class _AttemptsLeft:
     def __init__(self, count: int) -> None:
         self.count = count
         self.over = asyncio.Event()
-
-
-def check_sandbox(settings: CollectSettings, task: Task) -> None:
-    """TaskError for a task whose sandbox this collection cannot provide."""
-    wanted = task.data.get("sandbox")
-    try:
-        if settings.has_images:
-            settings.container.for_task(wanted, SandboxNetwork(settings.sandbox_network))
-        else:
-            refuse_image(wanted)
-    except CollectError as error:
-        raise TaskError(str(error)) from None
 
 
 def _ignore(_: object) -> None:
@@ -138,7 +127,7 @@ class Collector:
         self._run_ahead = run_ahead
         self._tape = tape
         self._environments = Environments(settings.environment, settings.judge)
-        self._source = self._open_source(is_open)
+        self._source = open_tasks(settings, self._environments, is_open=is_open)
         self._runner: Runner = runner or LocalRunner(
             settings, tape, self._environments, gateway=gateway, keep_admin_key=run_ahead is not None
         )
@@ -151,29 +140,9 @@ class Collector:
         self._left: dict[int, _AttemptsLeft] = {}  # by task index, for `attempt`
         self._ended = 0
         self._failures: list[tuple[int, str]] = []  # in a row: task index and reason
-        self._spending: SpendingLimit | None = None  # None: there is no limit
         self.stopped: str | None = None  # why it ended itself before everything was done
         self.reached_limit = False  # that is why: `max_sampled_tokens`, `max_cost` or `max_time_s`
         self.enough: str | None = None  # why it began no more tasks though some were left: `enough_groups`
-
-    def _open_source(self, is_open: bool) -> TaskSource:
-        settings = self.settings
-
-        def check(task: Task) -> None:
-            self._environments.of(task).check(task)
-            if is_program(settings.agent):
-                check_sandbox(settings, task)
-
-        if is_open:
-            return GivenSource(settings.source_name or settings.source, settings.split, check)
-        return open_source(
-            settings.source,
-            split=settings.split,
-            limit=settings.limit,
-            shuffle_seed=settings.seed,
-            name=settings.source_name,
-            check=check,
-        )
 
     @property
     def source_name(self) -> str:
@@ -196,7 +165,7 @@ class Collector:
             self._queue.close()
 
     async def attempt(self, task: Mapping[str, Any] | Task) -> None:
-        """Attempt one more task, and return when all its attempts have ended. The collector is open and runs.
+        """Attempt one more task, and return when all its attempts have ended, for a collector that is open and runs.
 
         Attempts that the run holds already are not made again. Raises a TaskError for a task that cannot be used, and
         a CollectError if the collection ends before.
@@ -228,11 +197,7 @@ class Collector:
             )
         return self._begun
 
-    async def run(
-        self,
-        on_launch: Callable[[Launch], None] = _ignore,
-        on_results: Callable[[list[RolloutResult]], None] = _ignore,
-    ) -> None:
+    async def run(self, on_launch: Callable[[Launch], None] = _ignore, on_results: OnResults = _ignore) -> None:
         """Collect until every attempt has ended.
 
         `on_launch` is called once, before the first attempt. `on_results` is called with the results of attempts as
@@ -250,84 +215,92 @@ class Collector:
             for left in self._left.values():
                 left.over.set()
 
-    async def _collect(
-        self, on_launch: Callable[[Launch], None], on_results: Callable[[list[RolloutResult]], None]
-    ) -> None:
-        settings = self.settings
-        with self._source:
+    async def _collect(self, on_launch: Callable[[Launch], None], on_results: OnResults) -> None:
+        with self._source as source:
             async with self._runner as runner:
-                identity = RolloutIdentity(self._tape.name, settings.step, runner.model_name, runner.agent_name)
-                earlier = load_earlier(self._run, self._source.name, settings.step)
-                check_model(self._tape, earlier, identity.model, settings.step)
+                facts = runner.facts
+                identity = RolloutIdentity(self._tape.name, self.settings.step, facts.model_name, facts.agent_name)
+                earlier = load_earlier(self._run, source.name, self.settings.step)
+                check_model(self._tape, earlier, identity.model, self.settings.step)
                 if earlier:
-                    await self._check_unchanged(self._source)
-                # Recorded also when it is resumed: whoever waits for groups then knows which process to watch.
-                missed = describe_taken_groups(self._tape, self._run, settings, self._source.name)
-                if missed:
-                    log.warning("%s", missed)
-                fixed = settings.fixed_by_resume(self._source.name)
-                self._tape.append_run_event(
-                    EventKind.COLLECT,
-                    {"settings": fixed, "model": identity.model, "sandbox": runner.confinement.sandbox},
-                )
-                total = len(self._source) * settings.group_size
-                confinement = runner.confinement
-                if confinement.sandbox == "none":
-                    log.warning("%s", confinement.says)
-                on_launch(Launch(len(self._source), total, earlier.attempts, earlier.running, confinement))
-                comparisons = GroupComparisons(self._tape, self._source, identity, settings)
-                comparisons.add_earlier(enumerate(self._source), earlier, self._environments.of)
-
-                groups = EnoughGroups(settings, identity)
-                if settings.enough_groups is not None:
-                    await asyncio.to_thread(groups.add_earlier, self._run, self._source.name, settings.step)
-
-                async def on_ended(planned: PlannedAttempt, results: list[RolloutResult]) -> None:
-                    self._ended += 1
-                    self._count_failures(planned.task_index, results)
-                    self._count_spending(results)
-                    environment = self._environments.of(self._source[planned.task_index])
-                    final = await comparisons.add(planned.task_index, environment, results)
-                    self._count_groups(groups, final)
-                    on_results(final)
-                    self._count_ended(planned.task_index)
-
-                time_over: asyncio.TimerHandle | None = None
+                    await self._check_unchanged(source)
+                self._record_launch(facts)
+                total = len(source) * self.settings.group_size
+                on_launch(Launch(len(source), total, earlier.attempts, earlier.running, facts.confinement))
+                comparisons = GroupComparisons(self._tape, source, identity, self.settings)
+                comparisons.add_earlier(enumerate(source), earlier, self._environments.of)
                 try:
                     if earlier.some_unrewarded:
                         await self._grade_earlier(on_results)
-                    is_open = isinstance(self._source, GivenSource)
-                    attempts = self._plan(() if is_open else enumerate(self._source), identity, earlier)
-                    self._queue = AttemptQueue(
-                        attempts, settings.step, self._source.name, self._run_ahead, is_open=is_open
-                    )
-                    self._count_groups(groups, [])
-                    if has_limit(settings):
-                        spent = await asyncio.to_thread(load_usage, self._run, self._source.name, settings)
-                        self._spending = SpendingLimit(settings, spent)
-                        self._count_spending([])
-                    if settings.max_time_s is not None:
-                        time_over = asyncio.get_running_loop().call_later(settings.max_time_s, self._queue.stop)
-                    self._begun = _Begun(identity, earlier, comparisons, self._queue, on_results)
-                    self._changed.set()
-                    await runner.run(self._queue, identity, on_ended, self._stopping)
-                    if self._stopping.is_set():
-                        return
-                    if self._spending is not None and self._queue.is_stopped and self._spending.explain() is not None:
-                        self.reached_limit = is_open or await self._queue.has_left()
-                    if self._spending is not None and self.reached_limit:
-                        self.stopped = self._spending.explain()
-                    else:
-                        self.enough = groups.explain() if self._queue.is_stopped else None
-                        on_results(await comparisons.compare_rest(self._environments.of))
-                        self._tape.append_run_event(
-                            EventKind.COLLECTED, {"step": settings.step, "source": self._source.name}
-                        )
+                    await self._run_attempts(runner, identity, earlier, comparisons, on_results)
                 finally:
-                    if time_over is not None:
-                        time_over.cancel()
                     self.close()
                     on_results([*comparisons.uncompared(), *runner.cancelled])
+
+    def _record_launch(self, facts: RunnerFacts) -> None:
+        """Record that the collection begins, and warn of what the user may not expect."""
+        missed = describe_taken_groups(self._tape, self._run, self.settings, self._source.name)
+        if missed:
+            log.warning("%s", missed)
+        if facts.confinement.sandbox == "none":
+            log.warning("%s", facts.confinement.says)
+        # Recorded also when it is resumed: a reader that waits for groups then knows which process to watch.
+        fixed = self.settings.fixed_by_resume(self._source.name)
+        launch = {"settings": fixed, "model": facts.model_name, "sandbox": facts.confinement.sandbox}
+        self._tape.append_run_event(EventKind.COLLECT, launch)
+
+    async def _run_attempts(
+        self,
+        runner: Runner,
+        identity: RolloutIdentity,
+        earlier: EarlierRollouts,
+        comparisons: GroupComparisons,
+        on_results: OnResults,
+    ) -> None:
+        """Run attempts until none is left or a limit is reached, then compare groups that earlier processes began."""
+        settings, source = self.settings, self._source
+        is_open = isinstance(source, GivenSource)
+        attempts = self._plan(() if is_open else enumerate(source), identity, earlier)
+        queue = self._queue = AttemptQueue(attempts, settings.step, source.name, self._run_ahead, is_open=is_open)
+        groups = EnoughGroups(settings, identity)
+        await asyncio.to_thread(groups.add_earlier, self._run, source.name, settings.step)
+        spending = SpendingLimit(settings, await asyncio.to_thread(load_usage, self._run, source.name, settings))
+
+        def stop_at_limits() -> None:
+            """Begin no more attempts, or no more tasks. Attempts that run go on to their end."""
+            if spending.explain() is not None:
+                queue.stop()
+            if groups.explain() is not None:
+                queue.stop_after_groups()
+
+        async def on_ended(planned: PlannedAttempt, results: list[RolloutResult]) -> None:
+            self._ended += 1
+            self._count_failures(planned.task_index, results)
+            spending.add([result.usage for result in results])
+            stop_at_limits()
+            environment = self._environments.of(source[planned.task_index])
+            final = await comparisons.add(planned.task_index, environment, results)
+            groups.add(final)
+            stop_at_limits()
+            on_results(final)
+            self._count_ended(planned.task_index)
+
+        stop_at_limits()
+        self._begun = _Begun(identity, earlier, comparisons, queue, on_results)
+        self._changed.set()
+        with ExitStack() as stack:
+            if settings.max_time_s is not None:
+                stack.callback(asyncio.get_running_loop().call_later(settings.max_time_s, queue.stop).cancel)
+            await runner.run(queue, identity, on_ended, self._stopping)
+        if self._stopping.is_set():
+            return
+        spent = spending.explain() if queue.is_stopped else None
+        if spent is not None and (is_open or await queue.has_left()):
+            self.reached_limit, self.stopped = True, spent
+            return
+        self.enough = groups.explain() if queue.is_stopped else None
+        on_results(await comparisons.compare_rest(self._environments.of))
+        self._tape.append_run_event(EventKind.COLLECTED, {"step": settings.step, "source": source.name})
 
     def _count_ended(self, task_index: int) -> None:
         left = self._left.get(task_index)
@@ -341,7 +314,7 @@ class Collector:
             name, step = self._source.name, self.settings.step
             await asyncio.to_thread(check_unchanged, self._tape, self._run, name, tasks, step)
 
-    async def _grade_earlier(self, on_results: Callable[[list[RolloutResult]], None]) -> None:
+    async def _grade_earlier(self, on_results: OnResults) -> None:
         """Grade what earlier processes could not grade. Groups are compared when all their attempts are there."""
         settings = self.settings
         find = partial(find_ungraded, self._run, step=settings.step, source=self._source.name)
@@ -352,15 +325,7 @@ class Collector:
             max_concurrent=settings.max_concurrent,
             with_groups=False,
             with_records=settings.with_records,
-            sandbox=partial(
-                open_sandbox,
-                settings.sandbox,
-                None,
-                owner=ContainerOwner(self._tape.directory.path, self._tape.writer),
-                reads=settings.sandbox_read,
-                passed=settings.pass_env,
-                container=settings.container,
-            ),
+            sandbox=partial(open_collection_sandbox, settings, self._tape, None),
         )
         await regrading.run(await asyncio.to_thread(find), on_results, self._stopping)
 
@@ -376,19 +341,6 @@ class Collector:
         if limit and len(self._failures) >= limit and not is_one_task and not self._stopping.is_set():
             self.stopped = f"{len(self._failures)} attempts in a row failed, the last one: {failed.reason}"
             self.end()
-
-    def _count_spending(self, results: list[RolloutResult]) -> None:
-        """Begin no more attempts once a limit is reached. Those that run go on to their end."""
-        if self._spending is not None and self._queue is not None:
-            self._spending.add([result.usage for result in results])
-            if self._spending.explain() is not None:
-                self._queue.stop()
-
-    def _count_groups(self, groups: EnoughGroups, results: list[RolloutResult]) -> None:
-        """Begin no more tasks once there are enough groups. Those that were begun go on to their end."""
-        groups.add(results)
-        if self._queue is not None and groups.explain() is not None:
-            self._queue.stop_after_groups()
 
     def _plan(
         self, tasks: Iterable[tuple[int, Task]], identity: RolloutIdentity, earlier: EarlierRollouts

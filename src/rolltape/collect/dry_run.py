@@ -5,16 +5,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rolltape.collect.agents import Assignment, agent_named, is_program
-from rolltape.collect.collector import check_sandbox
+import msgspec
+
+from rolltape.collect.agents import agent_named
 from rolltape.collect.environments import Environments, is_of_other_project
 from rolltape.collect.environments.protocol import Connection
 from rolltape.collect.functions import call_environment_from_thread
-from rolltape.collect.plan import RolloutIdentity
+from rolltape.collect.plan import RolloutIdentity, open_tasks
+from rolltape.collect.runners.attempts import make_assignment
 from rolltape.collect.runners.gateway import resolve_model
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.sources import open_source
-from rolltape.collect.tasks import Task, seed_of
+from rolltape.collect.tasks import seed_of
 from rolltape.gateway.wire import base_urls
 
 # What only a running gateway knows.
@@ -27,40 +28,26 @@ def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str,
     Checks the tasks, the environment and the agent as a collection does. The address and the key are made up, and so
     are the model, the id and the seed unless the settings name the model, since otherwise the engine does.
     """
+    if settings.limit is None and is_of_other_project(settings.source):
+        settings = msgspec.structs.replace(settings, limit=1)  # its tasks may never end
     model = resolve_model(settings.model, settings.model_name, settings.engines)
     agent = agent_named(settings.agent, in_image=settings.has_images)
     environments = Environments(settings.environment, settings.judge)
     connection = Connection(base_urls=base_urls(_URL, _KEY), key=_KEY, model=model.name or _MODEL)
     identity = RolloutIdentity(run.name, settings.step, connection.model, agent.name)
-
-    def check(task: Task) -> None:
-        environments.of(task).check(task)
-        if is_program(settings.agent):
-            check_sandbox(settings, task)
-
-    with open_source(
-        settings.source,
-        split=settings.split,
-        limit=1 if settings.limit is None and is_of_other_project(settings.source) else settings.limit,
-        shuffle_seed=settings.seed,
-        name=settings.source_name,
-        check=check,
-    ) as source:
+    with open_tasks(settings, environments) as source:
         for task in islice(source, settings.limit or 1):
             environment = environments.of(task)
             rollout = _ROLLOUT if model.name is None else identity.rollout_id(task, 0)
             seed = 0 if model.name is None else seed_of(rollout)
             episode = call_environment_from_thread(environment.name, environment.begin, task, seed)
-            assignment = Assignment(
-                rollout=rollout,
-                task=task.data,
+            assignment = make_assignment(
+                settings,
+                task,
                 environment=environment.name,
                 episode=episode,
+                rollout=rollout,
                 connections=dict.fromkeys(episode.seats, connection),
-                max_turns=settings.max_turns,
-                timeout_s=settings.timeout_s,
-                allowed_tools=settings.allowed_tools,
-                denied_tools=settings.denied_tools,
                 seed=seed,
                 logs=run / "logs" / rollout,
             )

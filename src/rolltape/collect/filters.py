@@ -22,6 +22,7 @@ from rolltape.samples.claims import Staleness
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.recording.fields import as_text
 from rolltape.tape.run import RolloutRow, Run
+from rolltape.tape.stored import Key
 
 __all__ = [
     "NO_SPREAD",
@@ -41,7 +42,6 @@ NO_SPREAD = "no-spread"
 STALE = "stale"
 
 Reject = Callable[[Rollout], object]  # a reason, or True; False or None: it may train
-Key = tuple[str, int]  # rollout and try
 Reasons = dict[str | None, str]  # by rule, the latest last
 
 
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
     unjudged: str | None = None  # why the rule cannot decide; the rule's filter stays as it is
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         return (self.rollout, self.try_index)
 
 

@@ -1,4 +1,4 @@
-"""Code of the user: found by the name "python:module:function", and called where it cannot block the event loop.
+"""The user's code: found by the name "python:module:function", and called where it cannot block the event loop.
 
 A function that is not a coroutine function runs in a new thread. Coroutine functions, and all methods of an
 environment, run in the event loop of their module (see `loops`).
@@ -60,12 +60,16 @@ def search_here() -> str:
 
 
 def describe_raised(error: BaseException) -> str:
-    """An error of the user's code, and in which line of it."""
+    """An error of the user's code, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[::-1]
     last = next((frame for frame in frames if not is_library(frame.filename)), None)
     where = "" if last is None else f" ({Path(last.filename).name}, line {last.lineno})"
-    text = str(error)
-    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"
+    return f"{describe_error(error)}{where}"
+
+
+def describe_error(error: BaseException) -> str:
+    """An error as a reason in a record: its type, and its text if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 @contextlib.contextmanager
@@ -104,7 +108,7 @@ async def call_environment(name: str, method: Callable[..., Any], /, *args: Any)
     environment, for messages.
     """
     module, own_name = _find_home(method)
-    if module.partition(".")[0] == _OWN and not getattr(getattr(method, "__self__", None), "calls_user_code", False):
+    if _runs_here(module, method):
         given = method(*args)
         return await given if inspect.isawaitable(given) else given
     return await _call_in_loop(module, f"{own_name} of environment {name}", method, *args)
@@ -113,9 +117,15 @@ async def call_environment(name: str, method: Callable[..., Any], /, *args: Any)
 def call_environment_from_thread(name: str, method: Callable[..., Any], /, *args: Any) -> Any:
     """As `call_environment`, for a method that is not a coroutine function, from a thread without an event loop."""
     module, own_name = _find_home(method)
-    if module.partition(".")[0] == _OWN and not getattr(getattr(method, "__self__", None), "calls_user_code", False):
+    if _runs_here(module, method):
         return method(*args)
     return user_loop(module).call(f"{own_name} of environment {name}", method, *args)
+
+
+def _runs_here(module: str, function: Callable[..., Any]) -> bool:
+    """Whether a function is Rolltape's own and calls no code of the user, so that it needs no loop of its own."""
+    owner = getattr(function, "__self__", None)
+    return module.partition(".")[0] == _OWN and not getattr(owner, "calls_user_code", False)
 
 
 def _find_home(function: Callable[..., Any]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Event loops for code of the user, each in a thread of its own, and the watch that finds what blocks a loop.
+"""Event loops for the user's code, each in its own thread, and a watch that finds what blocks a loop.
 
 Code of one module shares a loop, as it would in a program of its own. What blocks that loop delays this module alone,
 and never the gateway.
@@ -23,7 +23,7 @@ log = logging.getLogger("rolltape.collect")
 
 _LOOK_EVERY_S = 0.25
 _BLOCKED_S = 1.0  # a loop that answers later than this was blocked
-# Folders whose functions are not to blame for what they are called with.
+# Code in these folders is not the user's, and is not blamed for a block.
 _LIBRARIES = (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]),
@@ -189,7 +189,7 @@ class UserLoop:
         self.watched = _WATCH.add(WatchedLoop(self._loop, name, self._thread.ident))
 
     def submit(self, label: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
-        """Call a function there, and await what it returns if that can be awaited. Cancelling it cancels it there."""
+        """Call a function there, and await its result if it can be awaited. Cancelling this cancels the call there."""
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_run(label, function, args, kwargs), self._loop))
 
     def call(self, label: str, function: Callable[..., Any], *args: Any) -> Any:

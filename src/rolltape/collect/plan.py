@@ -1,4 +1,4 @@
-"""Plan a collection: which attempts it has, which of them a run already holds, and whether it may be resumed."""
+"""Plan a collection: its tasks and attempts, which of them a run already holds, and whether it may be resumed."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.collect.agents import is_program
+from rolltape.collect.environments import Environments
 from rolltape.collect.environments.protocol import AGENT
+from rolltape.collect.sandboxes import SandboxNetwork, refuse_image
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.tasks import Task
-from rolltape.errors import CollectError
+from rolltape.collect.sources import GivenSource, open_source
+from rolltape.collect.tasks import Task, TaskSource
+from rolltape.errors import CollectError, TaskError
 from rolltape.groups.consumer import taken_groups
 from rolltape.records.ids import rollout_ids
 from rolltape.records.jsonable import canonical_json, shown
@@ -21,6 +25,37 @@ from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
 
 _SHOWN_CHANGES = 3
+
+
+def open_tasks(settings: CollectSettings, environments: Environments, *, is_open: bool = False) -> TaskSource:
+    """The tasks of a collection, checked; with `is_open` none so far, and each is checked when it is given."""
+
+    def check(task: Task) -> None:
+        environments.of(task).check(task)
+        if is_program(settings.agent):
+            _check_sandbox(settings, task.data.get("sandbox"))
+
+    if is_open:
+        return GivenSource(settings.source_name or settings.source, settings.split, check)
+    return open_source(
+        settings.source,
+        split=settings.split,
+        limit=settings.limit,
+        shuffle_seed=settings.seed,
+        name=settings.source_name,
+        check=check,
+    )
+
+
+def _check_sandbox(settings: CollectSettings, wanted: object) -> None:
+    """TaskError for a task whose sandbox this collection cannot provide."""
+    try:
+        if settings.has_images:
+            settings.container.for_task(wanted, SandboxNetwork(settings.sandbox_network))
+        else:
+            refuse_image(wanted)
+    except CollectError as error:
+        raise TaskError(str(error)) from None
 
 
 class RolloutState(enum.IntFlag):
@@ -82,13 +117,14 @@ def _count_distinct(values: npt.NDArray[Any]) -> int:
 
 def load_earlier(run: Run, source: str, step: int) -> EarlierRollouts:
     """Read what a run holds of a source at a step."""
-    models = {
-        str(event.data["model"])
-        for event in run.remarks(EventKind.COLLECT)
-        if (event.data["settings"].get("step"), event.data["settings"].get("source")) == (step, source)
-        and "model" in event.data
-    }
+    models = {str(began["model"]) for began in earlier_collections(run, source, step) if "model" in began}
     return EarlierRollouts(run.standings(step=step, source=source), frozenset(models))
+
+
+def earlier_collections(run: Run, source: str | None, step: int) -> list[dict[str, Any]]:
+    """What collections of a source at a step recorded when they began, the oldest first: `settings`, `model`."""
+    began = (event.data for event in run.remarks(EventKind.COLLECT))
+    return [one for one in began if (one["settings"].get("step"), one["settings"].get("source")) == (step, source)]
 
 
 class PlannedAttempt(NamedTuple):
@@ -160,8 +196,7 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
     With None it is resumed if there is something to resume.
     """
     fixed = settings.fixed_by_resume(source_name)
-    earlier = [event.data["settings"] for event in run.remarks(EventKind.COLLECT)]
-    same = [data for data in earlier if (data.get("step"), data.get("source")) == (settings.step, source_name)]
+    same = [began["settings"] for began in earlier_collections(run, source_name, settings.step)]
     if same and resume is False:
         raise CollectError(
             f"run {tape.name}: {source_name} was collected into it at step {settings.step} before; "
@@ -185,8 +220,7 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
 
 def describe_taken_groups(tape: Tape, run: Run, settings: CollectSettings, source_name: str) -> str | None:
     """What a trainer misses of groups that have grown since they were given to it; None: no group has."""
-    before = [event.data["settings"] for event in run.remarks(EventKind.COLLECT)]
-    sizes = [one["group_size"] for one in before if (one["step"], one["source"]) == (settings.step, source_name)]
+    sizes = [one["settings"]["group_size"] for one in earlier_collections(run, source_name, settings.step)]
     if not sizes or settings.group_size <= sizes[-1]:
         return None
     groups = {head.group for head in run.group_heads(step=settings.step, source=source_name)}

@@ -18,7 +18,7 @@ from rolltape.collect.environments.protocol import Message, Score
 from rolltape.errors import RecordError
 from rolltape.export.files import destination
 from rolltape.records.jsonable import encode_numbers, non_finite
-from rolltape.records.rollout import UNGRADED, Rollout, Status, StopReason
+from rolltape.records.rollout import UNGRADED, Rollout, RolloutHead, Status, StopReason
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Turn
 from rolltape.tape.run import Run
@@ -81,12 +81,21 @@ class CollectedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return plain
 
 
+def launch_facts(head: RolloutHead) -> dict[str, Any]:
+    """What the collector wrote about a rollout when it launched it."""
+    facts: dict[str, Any] = head.extra.get(LAUNCH, {})
+    return facts
+
+
+def main_turns(rollout: Rollout) -> list[Turn]:
+    """The turns on the main branch of a rollout's first session."""
+    return [turn for session in rollout.sessions[:1] for turn in main_branch(session)]
+
+
 def build_record(rollout: Rollout) -> CollectedRecord:
     """The record of a rollout as it is on the tape."""
     head, outcome = rollout.head, rollout.outcome
-    launch = head.extra.get(LAUNCH, {})
-    trace = trace_of(rollout)
-    turns = [turn for session in rollout.sessions[:1] for turn in main_branch(session)]
+    launch, trace, turns = launch_facts(head), trace_of(rollout), main_turns(rollout)
     end = trace.extra or {}
     return CollectedRecord(
         rollout=head.id,
@@ -125,9 +134,9 @@ def build_record(rollout: Rollout) -> CollectedRecord:
     )
 
 
-def add_score(record: CollectedRecord, score: Score, reason: str | None) -> CollectedRecord:
-    """The record of a rollout that was scored after its group was complete, as the tape has it then."""
-    scored = msgspec.structs.replace(record, reason=reason, trace=_add_score_to_trace(record.trace, score))
+def add_score(record: CollectedRecord, score: Score) -> CollectedRecord:
+    """The record of a rollout after its group was compared, as the tape has it then."""
+    scored = msgspec.structs.replace(record, reason=score.reason, trace=_add_score_to_trace(record.trace, score))
     if score.reward is None:
         return scored
     return msgspec.structs.replace(scored, reward=score.reward, reward_terms=dict(score.terms))
@@ -202,8 +211,8 @@ def _spell(reward: object) -> str | None:
 class RecordFile:
     """Appends records to a file as JSON lines. Several processes may append at once.
 
-    A rollout has another line only if its reward is another one than in its last line, as far as this is known: of what
-    cannot be read back, such as a pipe, only the lines of this process are.
+    A rollout gets another line only if its reward differs from that in its last line. Where the file cannot be read
+    back, such as a pipe, only lines of this process are known.
     Records that cannot be written are counted in `lost`; `report` is called for the first of them.
     """
 

@@ -1,11 +1,52 @@
-"""What came of attempts, for whoever waits for it."""
+"""What came of attempts: the result of each rollout, and the tokens and money that it took."""
 
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rolltape.collect.environments.protocol import Ended
-from rolltape.collect.records import CollectedRecord
-from rolltape.collect.spending import Usage
-from rolltape.records.rollout import UNGRADED, RolloutHead, Status, StopReason
+from rolltape.collect.records import CollectedRecord, build_record
+from rolltape.collect.settings import CollectSettings
+from rolltape.records.rollout import UNGRADED, Rollout, RolloutHead, Status, StopReason
+from rolltape.records.turn import Turn
+from rolltape.tape.run import RolloutRow
+
+_PRICED_TOKENS = 1_000_000
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens that went through a model, and their cost."""
+
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    cost: float | None = 0.0  # None: there are no prices, and the endpoint does not report the cost of every turn
+
+    def __add__(self, other: "Usage") -> "Usage":
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return Usage(self.prompt_tokens + other.prompt_tokens, self.sampled_tokens + other.sampled_tokens, cost)
+
+
+def usage_of(turns: Iterable[Turn], settings: CollectSettings) -> Usage:
+    """What turns took, by the prices in the settings, else by what the endpoint reports."""
+    return sum((_turn_usage(turn, settings) for turn in turns), Usage())
+
+
+def _turn_usage(turn: Turn, settings: CollectSettings) -> Usage:
+    # A hosted endpoint counts its tokens itself; often there are no ids.
+    reported = turn.facts.extra.get("upstream", {}).get("usage", {})
+    prompt_tokens = reported.get("prompt_tokens", len(turn.prompt_tokens))
+    sampled_tokens = reported.get("completion_tokens", len(turn.sampled_ids))
+    if settings.price_in is not None and settings.price_out is not None:
+        cost = (prompt_tokens * settings.price_in + sampled_tokens * settings.price_out) / _PRICED_TOKENS
+        return Usage(prompt_tokens, sampled_tokens, cost)
+    return Usage(prompt_tokens, sampled_tokens, _as_cost(reported.get("cost")))
+
+
+def _as_cost(reported: object) -> float | None:
+    is_cost = isinstance(reported, int | float) and math.isfinite(reported) and reported >= 0
+    return float(reported) if is_cost else None  # type: ignore[arg-type]
 
 
 class RolloutResult(NamedTuple):
@@ -25,15 +66,14 @@ class RolloutResult(NamedTuple):
     sampled_tokens: int = 0
     usage: Usage = Usage()
     ended: Ended | None = None  # None: the infrastructure broke it, or it ended before
-    before: bool = False  # it had ended in an earlier process, and is compared with others only now
+    before: bool = False  # it ended in an earlier process, and got its reward in this one
     record: CollectedRecord | None = None  # where `CollectSettings.with_records` asks for it
     fates: dict[str, int] | None = None  # tokens by fate under the default policy, where `with_fates` asks for it
 
     @classmethod
     def of(cls, head: RolloutHead, task_index: int, seat: str, **fields: Any) -> "RolloutResult":
         """The result of the rollout with this head."""
-        task = head.task_id or head.group[:8]
-        return cls(head.id, head.try_index, task_index, task, head.attempt, seat, **fields)
+        return cls(head.id, head.try_index, task_index, task_label(head), head.attempt, seat, **fields)
 
     @property
     def is_ungraded(self) -> bool:
@@ -41,6 +81,26 @@ class RolloutResult(NamedTuple):
         return self.reward is None and self.reason is not None and self.reason.startswith(UNGRADED)
 
 
-def describe_error(error: BaseException) -> str:
-    """An error as a reason in a record."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+OnResults = Callable[[list[RolloutResult]], None]
+
+
+def earlier_result(rollout: Rollout, task_index: int, seat: str, *, with_record: bool) -> RolloutResult:
+    """The result of a rollout that ended in an earlier process, as the tape has it."""
+    return RolloutResult.of(
+        rollout.head,
+        task_index,
+        seat,
+        status=rollout.status,
+        reward=rollout.reward,
+        stop_reason=rollout.outcome.stop_reason,
+        reason=rollout.outcome.reason,
+        turns=len(rollout.turns),
+        sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
+        record=build_record(rollout) if with_record else None,
+        before=True,
+    )
+
+
+def task_label(head: RolloutHead | RolloutRow) -> str:
+    """A task's name for people: its id, or else the beginning of its group's."""
+    return head.task_id or head.group[:8]

@@ -87,41 +87,28 @@ def late_rewards(
     cannot be used, none is, and the error names them all; `label` is the file's name. With `on_unknown`, rewards of
     rollouts that the run does not hold are left out, and it is called with the place of each.
     """
-    with run.snapshot() as held:
-        return _late_rewards(held, rewards, label, by, fields, on_unknown)
-
-
-def _late_rewards(
-    run: Run,
-    rewards: Iterable[SourceEntry | dict[str, Any]],
-    label: str | None,
-    by: str | None,
-    fields: RewardPaths | None,
-    on_unknown: Callable[[str], None] | None,
-) -> list[LateReward]:
-    entries = (
-        one if isinstance(one, SourceEntry) else SourceEntry(f"reward {at}", one) for at, one in enumerate(rewards)
-    )
-    tries = _Tries(run)
     places: dict[_Subject, str] = {}
     found: list[LateReward] = []
     problems = EntryProblems()
-    for entry in entries:
-        try:
-            row, statement = _build_event(_parse_fields(entry, fields), tries, by)
-            subject = (row.id, row.head.try_index, statement.turn)
-            if subject in places:
-                raise RecordError(f"its reward is given in {places[subject]} already; keep one of them")
-        except RolltapeError as error:
-            is_unknown = isinstance(error, NoSuchRollout) and not isinstance(error, AmbiguousId)
-            if is_unknown and on_unknown is not None:
-                on_unknown(entry.where)
-            else:
-                problems.add(entry, error)
-            continue
-        places[subject] = entry.where
-        where = entry.where if label is None else f"{label}, {entry.where}"
-        found.append(_compare(where, row, statement, _latest_score(run, row, statement.turn)))
+    with run.snapshot() as held:
+        tries = _Tries(held)
+        for at, one in enumerate(rewards):
+            entry = one if isinstance(one, SourceEntry) else SourceEntry(f"reward {at}", one)
+            try:
+                row, statement = _build_event(_parse_fields(entry, fields), tries, by)
+                subject = (row.id, row.head.try_index, statement.turn)
+                if subject in places:
+                    raise RecordError(f"its reward is given in {places[subject]} already; keep one of them")
+            except RolltapeError as error:
+                is_unknown = isinstance(error, NoSuchRollout) and not isinstance(error, AmbiguousId)
+                if is_unknown and on_unknown is not None:
+                    on_unknown(entry.where)
+                else:
+                    problems.add(entry, error)
+                continue
+            places[subject] = entry.where
+            where = entry.where if label is None else f"{label}, {entry.where}"
+            found.append(_compare(where, row, statement, _latest_score(held, row, statement.turn)))
     if problems.count == 1 and label is None:
         raise RecordError(problems.first[0])
     if problems.count:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from rolltape.collect.collector import Launch
 from rolltape.collect.environments.protocol import AGENT
-from rolltape.collect.results import RolloutResult
-from rolltape.collect.spending import Usage
+from rolltape.collect.results import RolloutResult, Usage
 from rolltape.records.rollout import Status
 
 _ID = re.compile(r"\b[0-9a-f]{12,}(\.\d+)*\b")  # of a rollout, a turn, a generation: different in every failure
@@ -126,7 +125,7 @@ class CollectionStats:
         return [one for _, one in sorted(self._by_seat.items(), key=lambda item: item[0])]
 
     def add(self, results: Sequence[RolloutResult]) -> None:
-        """Count attempts, each with all of its seats. Only the rewards count of those that had ended before."""
+        """Count attempts, each with all its seats. Of attempts that ended before, only the rewards count."""
         now = [result for result in results if not result.before]
         self.attempts += len({(result.task_index, result.attempt) for result in now})
         self.failed += len({(one.task_index, one.attempt) for one in now if one.status is Status.FAILED})

@@ -1,4 +1,4 @@
-"""`Task`: something to attempt, as its source gave it. `TaskSource`: tasks in the order in which to launch them."""
+"""`Task`: something to attempt. `TaskSource`: tasks in the order in which they are launched."""
 
 import os
 import tempfile

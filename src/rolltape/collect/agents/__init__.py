@@ -1,4 +1,4 @@
-"""Agents: what attempts a task, through a session of the gateway."""
+"""Agents attempt a task through a session of the gateway."""
 
 from rolltape.collect.agents.chat import ChatAgent
 from rolltape.collect.agents.function import FunctionAgent

@@ -258,7 +258,7 @@ def _parse_arguments(text: object) -> dict[str, Any] | None:
 
 
 def _check_answer(answer: object) -> Answer:
-    """Raise RecordError for an answer that is not an Answer, or whose reward is not a number to add up."""
+    """Raise RecordError for an answer that is not an Answer, or whose reward is not a number."""
     if not isinstance(answer, Answer):
         raise RecordError(f"the environment answered with {shown(answer)}; return an Answer")
     if answer.reward is not None:

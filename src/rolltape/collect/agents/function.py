@@ -63,7 +63,7 @@ def _all_seats(assignment: Assignment, ended: Ended, *, timed_out: bool = False)
 
 
 def _is_turn_cap(error: BaseException | None) -> bool:
-    """Whether an error has the status 429 of a turn too many, as openai, anthropic, httpx and aiohttp raise it."""
+    """Whether an error of openai, anthropic, httpx or aiohttp is the gateway's 429, for one turn too many."""
     while error is not None:
         holders = (error, getattr(error, "response", None))
         if any(getattr(one, name, None) == 429 for one in holders for name in ("status_code", "status")):

@@ -20,7 +20,7 @@ from rolltape.records.jsonable import encode_json
 
 
 class CommandInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program reads on stdin, as a JSON object, with a base URL for each SDK besides (`openai_base_url`, …)."""
+    """What a program reads on stdin, as a JSON object that also has a base URL for each SDK (`openai_base_url`, …)."""
 
     version: int = INPUT_VERSION
     rollout: str  # its id

@@ -1,4 +1,4 @@
-"""Agents that are programs: how one is started, run to its end or its time limit, and how its end is an outcome."""
+"""Agents that are programs: start one, run it to its end or its time limit, and turn its end into an outcome."""
 
 import asyncio
 import shutil
@@ -150,7 +150,10 @@ def find_program(name: str, *, in_image: bool = False) -> str:
         return name
     found = shutil.which(name)
     if found is None:
-        where = f"there is no program {Path(name).absolute()}" if "/" in name else f"{name} is not on PATH"
+        path = Path(name).absolute()
+        if "/" in name and path.is_file():
+            raise AgentError(f"{path} is not executable; chmod +x it, or name its interpreter before it")
+        where = f"there is no program {path}" if "/" in name else f"{name} is not on PATH"
         raise AgentError(f"{where}; install it, or give its path")
     return str(Path(found).absolute())
 

@@ -1,4 +1,4 @@
-"""What an agent is: it talks to a session of the gateway until it is done."""
+"""The interface of agents: an agent gets an assignment, and talks to a session of the gateway until it is done."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -76,7 +76,7 @@ class Agent(Protocol):
     name: str  # in the record, and in the rollout's id
 
     def preview(self, assignment: Assignment) -> dict[str, Any]:
-        """What it would be given for an assignment, to look at. Nothing runs."""
+        """What it would get for an assignment. Nothing runs."""
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
         """Attempt the task. If this is cancelled, all that was started ends, and no process is left."""

@@ -74,8 +74,8 @@ _BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
 
 ENVIRONMENT_NAMES = frozenset({*(kind.name for kind in _KINDS), *_JUDGED})
 
-# Environments of other projects, by what stands before the colon of their names: "verifiers:NAME". Each has a module
-# in `others` with a class, and its package is an extra of the same name.
+# Environments of other projects, by the part of their names before the colon: "verifiers:NAME". Each has a module in
+# `others` with this class, and its package is an extra of the same name.
 _OTHERS = {
     "gymnasium": "GymnasiumEnvironment",
     "openenv": "OpenEnvEnvironment",

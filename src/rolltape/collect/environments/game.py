@@ -9,7 +9,7 @@ import msgspec
 
 from rolltape.collect.environments.games import GAMES, Game, Opponent
 from rolltape.collect.environments.protocol import Answer, Ended, Episode, Message, Opening, Score
-from rolltape.collect.environments.task_fields import parse_fields, user_message
+from rolltape.collect.environments.task_fields import parse_fields, system_messages, user_message
 from rolltape.collect.functions import PREFIX, function_named
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
@@ -73,8 +73,8 @@ class GameEpisode:
         texts = [self._game.rules(seat) if rules is None else rules.replace("{seat}", seat)]
         if self._game.to_move() == seat:
             texts.append(self._game.view(seat))
-        system = [] if self._fields.system is None else [{"role": "system", "content": self._fields.system}]
-        return Opening(messages=[*system, user_message("\n".join(text for text in texts if text))])
+        messages = [*system_messages(self._fields.system), user_message("\n".join(filter(None, texts)))]
+        return Opening(messages=messages)
 
     def next_seat(self) -> str | None:
         return None if self._forfeited else self._game.to_move()

@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar
 
+from rolltape.collect.functions import describe_error
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -25,7 +27,7 @@ class HeldOpen(Generic[T]):
         self._given: list[T] = []  # what it gave when it was entered
 
     async def open(self) -> T:
-        """Enter it, and return what it gives; raises ConnectionError if it breaks before."""
+        """Enter it, and return its value; raises ConnectionError if it breaks before."""
         entered = asyncio.Event()
         self._task = asyncio.create_task(self._hold(entered))
         waiting = asyncio.create_task(entered.wait())
@@ -72,7 +74,7 @@ class HeldOpen(Generic[T]):
                 self._given.append(given)
                 entered.set()
                 await self._leave.wait()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
+        except BaseException as error:  # noqa: BLE001 - it is raised where its value is used
             self._broken_by = error
 
 
@@ -80,4 +82,4 @@ def _innermost(error: BaseException) -> str:
     """The first error of a group, which is why the group was raised."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return describe_error(error)

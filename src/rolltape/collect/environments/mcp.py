@@ -1,7 +1,7 @@
 """Servers of the Model Context Protocol as tools: each attempt has a process or a connection of its own.
 
-What the model causes, such as wrong arguments, and what a tool reports as an error is told to the model. A server that
-cannot be reached, dies or breaks the protocol has broken the attempt.
+The model sees errors that it causes, such as wrong arguments, and errors that a tool reports. A server that cannot be
+reached, dies or breaks the protocol breaks the attempt.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from typing import Annotated, Any, TextIO
 import msgspec
 
 from rolltape.collect.environments.held import HeldOpen
+from rolltape.collect.functions import describe_error
 from rolltape.errors import TaskError, ToolServerError
 from rolltape.records.jsonable import decode_json, encode_json, shown
 
@@ -115,16 +116,12 @@ class McpServer:
                 client = await self._held.open()
                 return self._parse_tools(await self._list_tools(client))
         except TimeoutError:
-            why = (
-                _describe(self._unreadable)
-                if self._unreadable
-                else f"it did not start in {self._spec.start_timeout_s:g} s"
-            )
-            raise self._fault(why) from None
+            late = f"it did not start in {self._spec.start_timeout_s:g} s"
+            raise self._fault(late if self._unreadable is None else describe_error(self._unreadable)) from None
         except ToolServerError:
             raise
         except Exception as error:
-            raise self._fault(_describe(error)) from error
+            raise self._fault(describe_error(error)) from error
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """The text that a tool answers with.
@@ -141,14 +138,14 @@ class McpServer:
                 result = await self._held.while_open(self._held.given.call_tool(name, arguments))
         except TimeoutError:
             if self._unreadable is not None:
-                raise self._fault(_describe(self._unreadable)) from None
+                raise self._fault(describe_error(self._unreadable)) from None
             raise RuntimeError(f"{name} had not answered after {self._spec.timeout_s:g} s") from None
         except MCPError as error:
             if error.code == _INVALID_PARAMS:
                 raise ValueError(error.message) from None
-            raise self._fault(_describe(error)) from error
+            raise self._fault(describe_error(error)) from error
         except Exception as error:
-            raise self._fault(_describe(error)) from error
+            raise self._fault(describe_error(error)) from error
         text = _render(result)
         if result.is_error:
             raise RuntimeError(text or "the tool reported an error")
@@ -245,10 +242,6 @@ def _describe_part(part: Any) -> str:
     kind = getattr(part, "mime_type", None) or getattr(getattr(part, "resource", None), "mime_type", None)
     where = getattr(part, "uri", None) or getattr(getattr(part, "resource", None), "uri", None)
     return " ".join(str(one) for one in (part.type, kind, where) if one)
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _read_end(file: TextIO) -> str:

@@ -26,7 +26,7 @@ from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 from rolltape.records.turn import TurnFlag
 
-# What the model is told, by the flag of a reply whose call was delivered as text.
+# The correction that the model gets, by the flag of a reply whose call was delivered as text.
 _CORRECTIONS = {
     TurnFlag.MALFORMED_CALL: "Your tool call could not be read. Write one complete call with its arguments as JSON.",
     TurnFlag.DENIED_TOOL: "That tool may not be called.",
@@ -131,25 +131,37 @@ class EpisodeScript:
             return False, end.value
 
 
-class _ErrorCounts:
+class ErrorCounts:
     """Counts an attempt's errors by kind, and finds the one that ends it."""
 
-    def __init__(self, fields: MessageFields) -> None:
-        given: dict[str, Then | ErrorHandling] = {"malformed": fields.malformed, "tool_error": fields.tool_error}
+    def __init__(self, **handling: Then | ErrorHandling) -> None:
+        """`handling` says for each kind what is to happen."""
         self._handling = {
-            kind: one if isinstance(one, ErrorHandling) else ErrorHandling(then=one) for kind, one in given.items()
+            kind: one if isinstance(one, ErrorHandling) else ErrorHandling(then=one) for kind, one in handling.items()
         }
         self.counts: Counter[str] = Counter()
         self.ended_by: str | None = None  # the kind that ended the attempt
 
     def add(self, kind: str) -> ErrorHandling:
-        """Count an error. `ended_by` then says whether it was the last."""
+        """Count an error. If it ends the attempt, `ended_by` is set."""
         handling = self._handling[kind]
         self.counts[kind] += 1
         is_over_limit = handling.at_most is not None and self.counts[kind] > handling.at_most
         if handling.then == "end" or is_over_limit:
             self.ended_by = kind
         return handling
+
+    def correct(self, correction: str, text: str) -> Answer:
+        """Count a malformed reply with this text, and answer it: with the correction, unless it ends the attempt."""
+        handling = self.add("malformed")
+        is_over = self.ended_by is not None
+        return Answer(
+            messages=() if is_over else [user_message(correction)],
+            done=is_over,
+            reward=handling.reward,
+            stop_reason=StopReason.PARSE_ERROR,
+            reward_data={"malformed": text},
+        )
 
 
 class MessageEpisode:
@@ -162,7 +174,7 @@ class MessageEpisode:
         self._fields = fields
         self._script = script
         self._tools = [describe_tool(tool) for tool in fields.tools]
-        self._errors = _ErrorCounts(fields)
+        self._errors = ErrorCounts(malformed=fields.malformed, tool_error=fields.tool_error)
         self._tool_reward = 0.0
         self._fault: RecordError | None = None  # of a tool itself, whatever its arguments
         self._over = False
@@ -199,8 +211,9 @@ class MessageEpisode:
         text = content_text(reply.get("content"))
         unreadable = [flag for flag in reply.get("flags", ()) if flag in _CORRECTIONS]
         if unreadable:
-            return self._correct(_CORRECTIONS[unreadable[0]], text)
-        answer = Answer(done=True) if self._script is None else await self._script.answer(text)
+            answer = self._errors.correct(_CORRECTIONS[unreadable[0]], text)
+        else:
+            answer = Answer(done=True) if self._script is None else await self._script.answer(text)
         self._over = answer.done
         return answer
 
@@ -232,17 +245,6 @@ class MessageEpisode:
         if self._fields.answer is None and self._fields.check is None:
             return Score(reward=0.0)  # the tools reward
         return await run_checks(parse_checks(self._fields), copy_entry(self._task), ended)
-
-    def _correct(self, correction: str, text: str) -> Answer:
-        handling = self._errors.add("malformed")
-        self._over = self._errors.ended_by is not None
-        return Answer(
-            messages=() if self._over else [user_message(correction)],
-            done=self._over,
-            reward=handling.reward,
-            stop_reason=StopReason.PARSE_ERROR,
-            reward_data={"malformed": text},
-        )
 
     def _tool(self, tool: FunctionTool) -> Tool:
         async def function(**arguments: Any) -> str:

@@ -1,14 +1,14 @@
-"""What an environment is: it opens a task, answers the model's replies, and scores the attempt."""
+"""The interface of environments: an environment opens a task, answers the model's replies, and scores the attempt."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
 from rolltape.collect.tasks import Task
 from rolltape.gateway.wire import FoundByUrl
-from rolltape.records.rollout import StopReason
+from rolltape.records.rollout import UNGRADED, StopReason
 
 Message = dict[str, Any]  # in chat form
 AGENT = "agent"  # the seat of an environment that has one
@@ -46,7 +46,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The environment's answer to a reply, and what the reply by itself is worth."""
+    """The environment's answer to a reply, and the reward of that step."""
 
     messages: Sequence[Message] = ()  # to the seat that is asked next: the same one, or another one in a game
     done: bool = False  # the episode has ended
@@ -68,6 +68,19 @@ class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
     set_aside: tuple[str, ...] = ()  # files of the working directory that were taken away before
 
 
+class CheckCommand(NamedTuple):
+    """A command that looks at what an agent left. `Ended.run` explains the fields."""
+
+    words: list[str]
+    files: Mapping[str, str]
+    shipped: Mapping[str, str]
+    keep: Sequence[str]
+    copies: Mapping[str, Path]
+    env: Mapping[str, str]
+    stdin: str
+    timeout_s: float
+
+
 class CheckRunner(Protocol):
     """Runs checks in the working directory of an agent that has ended."""
 
@@ -82,19 +95,8 @@ class CheckRunner(Protocol):
     def clear_logs(self, name: str) -> None:
         """Empty a folder of /logs, whatever the agent has put in its place."""
 
-    async def run(
-        self,
-        command: Sequence[str],
-        *,
-        files: Mapping[str, str],
-        shipped: Mapping[str, str],
-        keep: Sequence[str],
-        copies: Mapping[str, Path],
-        env: Mapping[str, str],
-        stdin: str,
-        timeout_s: float,
-    ) -> CommandEnd:
-        """As `Ended.run`, for a list of words."""
+    async def run(self, command: CheckCommand) -> CommandEnd:
+        """Run a command there."""
 
     async def call(self, function: str, entry: Mapping[str, Any], ended: "Ended", *, timeout_s: float) -> "Score":
         """Call "python:module:function" in a process of its own, where the sandbox holds it."""
@@ -149,14 +151,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             )
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         return await self.checks.run(
-            words,
-            files=files or {},
-            shipped=shipped or {},
-            keep=keep,
-            copies=copies or {},
-            env=env or {},
-            stdin=stdin,
-            timeout_s=timeout_s,
+            CheckCommand(words, files or {}, shipped or {}, keep, copies or {}, env or {}, stdin, timeout_s)
         )
 
 
@@ -168,6 +163,11 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     reward_data: Mapping[str, Any] | None = None
     ungraded: str | None = None  # why there is no reward although there should be one
     compared: str | None = None  # what a later comparison looks at, if that is not the last reply
+
+    @property
+    def reason(self) -> str | None:
+        """Why a rollout has no reward, as its record says it; None: it has one, or is to have none."""
+        return None if self.ungraded is None else f"{UNGRADED}{self.ungraded}"
 
     def to_data(self) -> dict[str, Any]:
         """`reward_data` and `ungraded` as one object, for the record."""
@@ -191,13 +191,13 @@ class Episode(Protocol):
         """What a seat is given first. It is called once for every seat, before the first reply."""
 
     def next_seat(self) -> str | None:
-        """The seat whose reply is asked for next; None if the episode is over. A tool may end it that way."""
+        """The seat that replies next; None if the episode is over, which a tool may cause."""
 
     async def answer(self, seat: str, reply: Message) -> Answer:
         """Answer a reply without tool calls. The collector calls tools.
 
-        The reply is a copy. A call that could not be read is in its text, with `"flags": ["malformed_call"]`; a call
-        of a tool that is not allowed likewise, with "denied_tool".
+        The reply is a copy. A call that could not be read is in its text, with `"flags": ["malformed_call"]`. A call of
+        a tool that is not allowed is in its text too, with the flag "denied_tool".
         """
 
     async def score(self, seat: str, ended: Ended) -> Score:

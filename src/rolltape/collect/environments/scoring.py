@@ -38,7 +38,7 @@ class RewardFields(PromptFields, frozen=True, kw_only=True):
 
 
 def score_unfinished(fields: RewardFields, stop_reason: StopReason) -> Score | None:
-    """The score of an attempt that ran into a limit; None if it did not, or if what it left is to be scored."""
+    """The score of an attempt that ran into a limit; None if it did not, or if what it left is scored as usual."""
     if stop_reason in _FINISHED:
         return None
     given = fields.unfinished
@@ -137,7 +137,7 @@ def parse_checks(fields: CheckFields) -> tuple[AnswerCheck, ...]:
 
 
 async def run_checks(checks: Sequence[AnswerCheck], entry: Mapping[str, Any], ended: Ended) -> Score:
-    """Run all checkers. The reward is the least of theirs."""
+    """Run all checkers. The reward is the lowest of their rewards."""
     scores = [await _run_check(check, entry, ended) for check in checks]
     if len(scores) == 1:
         return scores[0]
@@ -157,7 +157,7 @@ def last_number(text: str) -> float | None:
 
 
 def _check_by_answer(fields: CheckFields) -> AnswerCheck:
-    """The checker for `answer`: the one that `check` names, or else by the type of the answer."""
+    """The checker for `answer`: the one that `check` names, or else the one for the type of the answer."""
     how, answer = fields.check, fields.answer
     if isinstance(how, str) and how.startswith(PREFIX):
         return AnswerCheck(function=how)

@@ -15,7 +15,7 @@ from rolltape.records.jsonable import shown
 T = TypeVar("T")
 
 _AT = " - at `$"
-# Fields by which environments score: whoever solves a task is not to see them.
+# Fields that environments score by. An agent must not see them.
 _SCORING_FIELDS = frozenset({"answer", "check", "unfinished", "criteria", "scale", "better", "judge", "harbor"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -74,7 +74,7 @@ def check_path(name: str, where: str) -> None:
 
 def build_opening(fields: PromptFields, tools: Sequence[Tool] = (), max_tool_calls: int | None = None) -> Opening:
     """What the agent is given first; a new copy on every call."""
-    messages: list[Message] = [] if fields.system is None else [{"role": "system", "content": fields.system}]
+    messages = system_messages(fields.system)
     if fields.messages is not None:
         messages += copy.deepcopy(fields.messages)
     elif fields.prompt is not None:
@@ -84,6 +84,11 @@ def build_opening(fields: PromptFields, tools: Sequence[Tool] = (), max_tool_cal
 
 def user_message(text: str) -> Message:
     return {"role": "user", "content": text}
+
+
+def system_messages(text: str | None) -> list[Message]:
+    """The system message of that text; none for None."""
+    return [] if text is None else [{"role": "system", "content": text}]
 
 
 def _check_messages(messages: list[dict[str, Any]], system: str | None) -> None:

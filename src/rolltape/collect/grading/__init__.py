@@ -1,1 +1,1 @@
-"""What an attempt comes to: whose fault a failure was, its grade, and grading it again from the tape."""
+"""Grading: whose fault a failure was, the score of an attempt or a group, and grading again from the tape."""

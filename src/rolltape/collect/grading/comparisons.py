@@ -1,4 +1,4 @@
-"""Groups whose attempts are rewarded by comparison, once all of them have ended."""
+"""`GroupComparisons`: rewards the attempts of a group by comparing them, once all have ended."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -6,8 +6,8 @@ from types import MappingProxyType
 from rolltape.collect.environments.protocol import AGENT, Environment, GroupEnvironment, Score, compares
 from rolltape.collect.grading.grades import compare_attempts, load_ended, record_score
 from rolltape.collect.plan import EarlierRollouts, RolloutIdentity, RolloutState
-from rolltape.collect.records import NOT_COMPARED, add_score, build_record
-from rolltape.collect.results import RolloutResult
+from rolltape.collect.records import NOT_COMPARED, add_score
+from rolltape.collect.results import RolloutResult, earlier_result
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import TaskSource
 from rolltape.collect.tasks import Task, seed_of
@@ -85,7 +85,12 @@ class GroupComparisons:
         # until the last attempt has one, nobody takes the group.
         for rollout in sorted(scores, key=lambda one: one in held):
             record_score(self._tape, rollout, scores[rollout], environment.name)
-        earlier_results = [self._earlier_result(task_index, one) for one in before.values() if one.id in scores]
+        with_record = self._settings.with_records
+        earlier_results = [
+            earlier_result(one, task_index, AGENT, with_record=with_record)
+            for one in before.values()
+            if one.id in scores
+        ]
         results = [*self._held.pop(task_index), *earlier_results]
         return [_with_score(result, scores.get(result.rollout)) for result in results]
 
@@ -95,25 +100,9 @@ class GroupComparisons:
         ids = self._identity.rollout_ids(self._source[task_index], range(self._size))
         return [one for one in ids if one not in held]
 
-    def _earlier_result(self, task_index: int, rollout: Rollout) -> RolloutResult:
-        return RolloutResult.of(
-            rollout.head,
-            task_index,
-            AGENT,
-            status=rollout.status,
-            reward=rollout.reward,
-            stop_reason=rollout.outcome.stop_reason,
-            reason=rollout.outcome.reason,
-            turns=len(rollout.turns),
-            sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
-            record=build_record(rollout) if self._settings.with_records else None,
-            before=True,
-        )
-
 
 def _with_score(result: RolloutResult, score: Score | None) -> RolloutResult:
     if score is None:
         return result  # it broke
-    reason = None if score.ungraded is None else f"{UNGRADED}{score.ungraded}"
-    record = None if result.record is None else add_score(result.record, score, reason)
-    return result._replace(reward=score.reward, reason=reason, record=record)
+    record = None if result.record is None else add_score(result.record, score)
+    return result._replace(reward=score.reward, reason=score.reason, record=record)

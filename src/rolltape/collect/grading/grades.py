@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from rolltape.collect.environments.protocol import Ended, Environment, Episode, GroupEnvironment, Score, compares
-from rolltape.collect.functions import call_environment, time_limit
-from rolltape.collect.records import NOT_COMPARED, chat_messages
-from rolltape.collect.results import describe_error
+from rolltape.collect.functions import call_environment, describe_error, time_limit
+from rolltape.collect.records import NOT_COMPARED, chat_messages, main_turns
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.workspace import Workspace, only_inside, walk
 from rolltape.collect.tasks import Task
@@ -22,7 +21,7 @@ from rolltape.records.jsonable import as_float, shown
 from rolltape.records.rollout import Rollout, StopReason
 from rolltape.tape.recording.tape import Tape
 from rolltape.traces import amend
-from rolltape.traces.build import main_branch, merge_events
+from rolltape.traces.build import merge_events
 
 log = logging.getLogger("rolltape.collect")
 
@@ -81,22 +80,15 @@ def _check_score(score: object) -> Score:
     return score
 
 
-def last_text(rollout: Rollout) -> str | None:
-    """The text of the last reply in a rollout's first session; None: there is none."""
-    turns = [turn for session in rollout.sessions[:1] for turn in main_branch(session)]
-    return next((turn.reply.text for turn in reversed(turns) if turn.reply is not None), None)
-
-
 def load_ended(rollout: Rollout, checks: WorkspaceChecks | None = None) -> Ended:
     """How the agent of a finished rollout ended, from the tape. `checks` are of the working directory that it left."""
-    turns = [turn for session in rollout.sessions[:1] for turn in main_branch(session)]
-    turn = next((one for one in reversed(turns) if one.reply is not None), None)
+    turn = next((one for one in reversed(main_turns(rollout)) if one.reply is not None), None)
     extra = load_agent_end(rollout)
     text = extra.get("compared", extra.get("text"))
     return Ended(
         stop_reason=rollout.outcome.stop_reason or StopReason.COMPLETED,
         messages=[] if turn is None else chat_messages(turn),
-        text=text if text is not None else last_text(rollout) or "",
+        text=text if text is not None else "" if turn is None or turn.reply is None else turn.reply.text,
         folder=None if checks is None else checks.folder,
         checks=checks,
         exit_code=extra.get("exit_code"),
@@ -104,7 +96,7 @@ def load_ended(rollout: Rollout, checks: WorkspaceChecks | None = None) -> Ended
 
 
 def load_agent_end(rollout: Rollout) -> dict[str, Any]:
-    """What was recorded of how an agent ended: its exit code, what it printed, where its files are."""
+    """How an agent ended, as it was recorded: its exit code, what it printed, where its files are."""
     extra: dict[str, Any] = merge_events(rollout.events).final.get("extra") or {}
     return extra
 

@@ -1,4 +1,4 @@
-"""Grade rollouts again that could not be graded when they ended, from the tape, without sampling anything."""
+"""`Regrading`: grades rollouts from the tape that could not be graded when they ended. It samples nothing."""
 
 import asyncio
 from collections import deque
@@ -22,7 +22,7 @@ from rolltape.collect.environments.protocol import (
     compares,
     drives,
 )
-from rolltape.collect.functions import call_environment, time_limit
+from rolltape.collect.functions import call_environment, describe_error, time_limit
 from rolltape.collect.grading.grades import (
     compare_attempts,
     load_agent_end,
@@ -31,9 +31,9 @@ from rolltape.collect.grading.grades import (
     score_seats,
     unpack_folder,
 )
-from rolltape.collect.plan import seat_agent
-from rolltape.collect.records import LAUNCH, build_record
-from rolltape.collect.results import RolloutResult, describe_error
+from rolltape.collect.plan import earlier_collections, seat_agent
+from rolltape.collect.records import launch_facts, main_turns
+from rolltape.collect.results import OnResults, RolloutResult, earlier_result
 from rolltape.collect.sandboxes import ContainerOwner, Sandboxes, SandboxKind, open_sandbox
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.workspace import remove
@@ -41,14 +41,12 @@ from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import CollectError
 from rolltape.records.ids import rollout_ids
 from rolltape.records.jsonable import canonical_json
-from rolltape.records.rollout import UNGRADED, EventKind, Rollout, RolloutHead, Status
+from rolltape.records.rollout import UNGRADED, Rollout, RolloutHead, Status
 from rolltape.records.turn import Finish
 from rolltape.samples import counted_tries
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow, Run
-from rolltape.traces.build import main_branch
 
-OnResults = Callable[[list[RolloutResult]], None]
 _PROGRAM_END = ("exit_code", "signal")
 
 
@@ -88,38 +86,33 @@ class Regrading:
     async def run(
         self, rows: Sequence[RolloutRow], on_results: OnResults, stopping: asyncio.Event | None = None
     ) -> None:
-        """Grade those of `rows` that have no grade, and call `on_results` with what came of them, as it comes.
+        """Grade those of `rows` that have no grade, and call `on_results` with the results as they come.
 
         The rows must be all of their groups, as `find_ungraded` gives them.
         """
-        rows = counted_tries(rows)
         run = self._tape.run()
-        jobs: dict[object, list[RolloutRow]] = {}
-        grouped = set()
-        for row in rows:
-            by_group = compares(self._environment(row.head, row.environment))
-            key = (row.group,) if by_group else _attempt_key(row.head)
-            jobs.setdefault(key, []).append(row)
-            if by_group:
-                grouped.add(key)
-        waiting = [key for key, job in jobs.items() if any(map(is_ungraded, job))]
+        jobs: dict[object, list[RolloutRow]] = {}  # the rows of an attempt, or of a group that is compared
+        for row in counted_tries(rows):
+            by_group = compares(self._environment(row))
+            if self._with_groups or not by_group:
+                jobs.setdefault((row.group,) if by_group else _attempt_key(row.head), []).append(row)
 
-        async def grade(key: object) -> None:
+        async def grade(job: list[RolloutRow]) -> None:
             async with self._slots:
                 if stopping is not None and stopping.is_set():
                     return
-                rollouts = await asyncio.to_thread(_load, run, jobs[key])
-                environment = self._environment(rollouts[0].head, jobs[key][0].environment)
+                rollouts = await asyncio.to_thread(lambda: [run.rollout(*row.key) for row in job])
+                environment = self._environment(job[0])
                 if compares(environment):
                     scores = await self._grade_group(run, environment, rollouts)
                 else:
                     scores = await self._grade_attempt(run, environment, rollouts)
                 on_results(await asyncio.to_thread(self._results, run, scores, environment))
 
-        await asyncio.gather(*(grade(key) for key in waiting if self._with_groups or key not in grouped))
+        await asyncio.gather(*(grade(job) for job in jobs.values() if any(map(is_ungraded, job))))
 
-    def _environment(self, head: RolloutHead, name: str | None) -> Environment:
-        return self._environments.named(head.extra.get(LAUNCH, {}).get("environment") or name or "problem")
+    def _environment(self, row: RolloutRow) -> Environment:
+        return self._environments.named(launch_facts(row.head).get("environment") or row.environment or "problem")
 
     async def _grade_attempt(
         self, run: Run, environment: Environment, rollouts: Sequence[Rollout]
@@ -187,7 +180,7 @@ class Regrading:
         sandboxes = await self._open_sandbox(scratch=scratch)
         wanted = (rollout.head.task or {}).get("sandbox")
         sandbox = await stack.enter_async_context(sandboxes.open(workspace, wanted, again=True))
-        image = rollout.head.extra.get(LAUNCH, {}).get("image")
+        image = launch_facts(rollout.head).get("image")
         if sandbox.has_image != (image is not None):
             where = "in no container" if image is None else f"in a container of {image}"
             raise CollectError(f"its agent worked {where}; grade it by collect --resume with the --sandbox that it had")
@@ -200,35 +193,19 @@ class Regrading:
                 if score.ungraded is None and "folder" in (end := load_agent_end(rollout)):
                     (Path(run.location) / end["folder"]).unlink(missing_ok=True)
         return [
-            _result(run.rollout(*rollout.key), score, with_record=self._with_records)
+            self._result(run.rollout(*rollout.key), score)
             for rollout, score in scores.items()
             if rollout.reward is None
         ]
 
-
-def _result(rollout: Rollout, score: Score, *, with_record: bool) -> RolloutResult:
-    launch = rollout.head.extra.get(LAUNCH, {})
-    return RolloutResult.of(
-        rollout.head,
-        launch.get("task_index", 0),
-        _seat(rollout.head),
-        status=rollout.status,
-        reward=rollout.reward,
-        stop_reason=rollout.outcome.stop_reason,
-        reason=None if score.ungraded is None else f"{UNGRADED}{score.ungraded}",
-        turns=len(rollout.turns),
-        sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
-        before=True,
-        record=build_record(rollout) if with_record else None,
-    )
-
-
-def _load(run: Run, rows: Iterable[RolloutRow]) -> list[Rollout]:
-    return [run.rollout(*row.key) for row in rows]
+    def _result(self, rollout: Rollout, score: Score) -> RolloutResult:
+        task_index, seat = launch_facts(rollout.head).get("task_index", 0), _seat(rollout.head)
+        result = earlier_result(rollout, task_index, seat, with_record=self._with_records)
+        return result._replace(reason=score.reason)
 
 
 def _seat(head: RolloutHead) -> str:
-    return str(head.extra.get(LAUNCH, {}).get("seat") or AGENT)
+    return str(launch_facts(head).get("seat") or AGENT)
 
 
 def _base_agent(head: RolloutHead) -> str:
@@ -262,9 +239,8 @@ def _task(head: RolloutHead) -> Task:
 
 
 def _group_size(run: Run, head: RolloutHead) -> int:
-    settings = [event.data["settings"] for event in run.remarks(EventKind.COLLECT)]
-    sizes = [one["group_size"] for one in settings if (one["step"], one["source"]) == (head.step, head.source)]
-    return int(sizes[-1]) if sizes else 1
+    began = earlier_collections(run, head.source, head.step)
+    return int(began[-1]["settings"]["group_size"]) if began else 1
 
 
 def _add_steps(score: Score, rollout: Rollout) -> Score:
@@ -275,15 +251,15 @@ def _add_steps(score: Score, rollout: Rollout) -> Score:
 
 
 def _load_replies(rollout: Rollout) -> Iterable[dict[str, Any]]:
-    """The replies of the chat agent's model, as its environment was given them. One that was cut was not given."""
-    for turn in (turn for session in rollout.sessions[:1] for turn in main_branch(session)):
+    """The replies that the chat agent passed to its environment: those that were not cut."""
+    for turn in main_turns(rollout):
         if turn.reply is not None and turn.facts.finish is not Finish.LENGTH:
             flags = [str(flag) for flag in turn.facts.flags]
             yield turn.reply.to_dict() | ({"flags": flags} if flags else {})
 
 
 async def _replay(name: str, episode: Episode, replies: Mapping[str, "deque[dict[str, Any]]"]) -> None:
-    """Have an episode come to the state in which it was when its attempt ended. Its tools are called again."""
+    """Bring an episode to the state in which its attempt ended. Its tools are called again."""
     openings = {seat: await call_environment(name, episode.opening, seat) for seat in episode.seats}
     calls = dict.fromkeys(openings, 0)
     while (seat := await call_environment(name, episode.next_seat)) is not None and replies[seat]:

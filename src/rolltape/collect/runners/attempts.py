@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from rolltape.collect.agents import (
     Agent,
@@ -16,14 +17,15 @@ from rolltape.collect.agents import (
     scratch_folder,
 )
 from rolltape.collect.environments import Environments, opened
-from rolltape.collect.environments.protocol import Environment, Episode
-from rolltape.collect.functions import call_environment, time_limit
-from rolltape.collect.grading.faults import AttemptFacts, find_fault
+from rolltape.collect.environments.protocol import Environment
+from rolltape.collect.functions import call_environment, describe_error, time_limit
+from rolltape.collect.grading.faults import find_fault
 from rolltape.collect.grading.grades import score_seats
 from rolltape.collect.loops import ATTEMPT_BLOCKED, BlockedTime, WatchedLoop, watching_loop
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
-from rolltape.collect.results import RolloutResult, describe_error
+from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.gateway import make_gateway
+from rolltape.collect.runners.protocol import RunnerFacts
 from rolltape.collect.runners.seats import SeatSessions
 from rolltape.collect.sandboxes import Confinement, ContainerOwner, Sandboxes, Unconfined, open_sandbox, time_limit_of
 from rolltape.collect.settings import CollectSettings
@@ -49,8 +51,7 @@ class AttemptRunner:
         confinement: Confinement,
         loop: WatchedLoop,
     ) -> None:
-        self.confinement = confinement
-        self.model_name = gateway.service.model_name
+        self.facts = RunnerFacts(gateway.service.model_name, agent.name, confinement)
         self._gateway = gateway
         self._agent = agent
         self._settings = settings
@@ -71,7 +72,6 @@ class AttemptRunner:
         seed = seed_of(identity.rollout_id(task, planned.attempt))
         environment = self._environments.of(task)
         seats = SeatSessions(self._gateway, self._settings, identity, task, planned, tries or {})
-        timeout_s = time_limit_of(task.data.get("sandbox")) or self._settings.timeout_s
         blocked = BlockedTime(self._loop)
         ATTEMPT_BLOCKED.set(blocked)  # an attempt is a task of its own, or the next one sets it again
         try:
@@ -86,16 +86,13 @@ class AttemptRunner:
             for seat in episode.seats:
                 seats.open(seat)
             rollout = seats.rollout(episode.seats[0])
-            assignment = Assignment(
-                rollout=rollout,
-                task=task.data,
+            assignment = make_assignment(
+                self._settings,
+                task,
                 environment=environment.name,
                 episode=episode,
+                rollout=rollout,
                 connections={seat: seats.connection(seat) for seat in episode.seats},
-                max_turns=self._settings.max_turns,
-                timeout_s=timeout_s,
-                allowed_tools=self._settings.allowed_tools,
-                denied_tools=self._settings.denied_tools,
                 seed=seed,
                 logs=self._logs / rollout,
                 scratch=self._scratch,
@@ -105,7 +102,7 @@ class AttemptRunner:
             async with opened(environment, episode):
                 outcome = await self._agent.run(assignment)
                 try:
-                    return await self._finish(seats, environment, episode, outcome, blocked, timeout_s)
+                    return await self._finish(seats, environment, assignment, outcome, blocked)
                 finally:
                     await discard(outcome)
         except asyncio.CancelledError:
@@ -122,13 +119,12 @@ class AttemptRunner:
         self,
         seats: SeatSessions,
         environment: Environment,
-        episode: Episode,
+        assignment: Assignment,
         outcome: AgentOutcome,
         blocked: BlockedTime,
-        timeout_s: float,
     ) -> list[RolloutResult]:
-        sessions = await seats.close()
-        fault = find_fault(AttemptFacts(outcome, sessions, blocked, timeout_s))
+        episode = assignment.episode
+        fault = find_fault(outcome, await seats.close(), blocked, assignment.timeout_s)
         if fault is not None:
             return await seats.fail(fault, outcome)
         ended = {seat: seats.apply_limits(seat, outcome.ended[seat]) for seat in episode.seats}
@@ -137,6 +133,18 @@ class AttemptRunner:
         for seat in episode.seats:
             await seats.finish(seat, ended[seat], scores[seat], outcome)
         return seats.results
+
+
+def make_assignment(settings: CollectSettings, task: Task, **fields: Any) -> Assignment:
+    """What an agent is to do, within the limits of the collection and of the task. `fields` are the attempt's own."""
+    return Assignment(
+        task=task.data,
+        max_turns=settings.max_turns,
+        timeout_s=time_limit_of(task.data.get("sandbox")) or settings.timeout_s,
+        allowed_tools=settings.allowed_tools,
+        denied_tools=settings.denied_tools,
+        **fields,
+    )
 
 
 @asynccontextmanager
@@ -169,7 +177,15 @@ async def _open_sandbox(
         return Unconfined(), Confinement("none", f"{agent.name} runs in the collector's own process: it is trusted")
     if not isinstance(agent, ProgramAgent):
         return Unconfined(), Confinement(None, None)
-    sandboxes = await open_sandbox(
+    sandboxes = await open_collection_sandbox(settings, tape, gateway, scratch=scratch)
+    return sandboxes, sandboxes.confinement
+
+
+async def open_collection_sandbox(
+    settings: CollectSettings, tape: Tape, gateway: Gateway | None, *, scratch: Path
+) -> Sandboxes:
+    """The sandbox by the settings of a collection. Without a gateway it is for checks alone."""
+    return await open_sandbox(
         settings.sandbox,
         gateway,
         scratch=scratch,
@@ -179,4 +195,3 @@ async def _open_sandbox(
         passed=settings.pass_env,
         container=settings.container,
     )
-    return sandboxes, sandboxes.confinement

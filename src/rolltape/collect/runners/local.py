@@ -9,8 +9,7 @@ from rolltape.collect.environments import Environments
 from rolltape.collect.plan import RolloutIdentity
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.attempts import open_attempts
-from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, run_with_grace
-from rolltape.collect.sandboxes import Confinement
+from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, RunnerFacts, run_with_grace
 from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.gateway import Gateway
 from rolltape.tape.recording.tape import Tape
@@ -28,10 +27,10 @@ class LocalRunner:
         gateway: Gateway | None = None,
         keep_admin_key: bool = False,
     ) -> None:
-        """Without a `gateway` that runs already, it starts one of its own, and keeps that one's key in the run."""
+        """Without a running `gateway`, it starts its own; with `keep_admin_key` that one's key is kept in the run."""
         self._settings = settings
-        self._agent = agent_named(settings.agent, in_image=settings.has_images)
-        self._opening = open_attempts(settings, tape, environments, self._agent, gateway, keep_admin_key=keep_admin_key)
+        agent = agent_named(settings.agent, in_image=settings.has_images)
+        self._opening = open_attempts(settings, tape, environments, agent, gateway, keep_admin_key=keep_admin_key)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -42,16 +41,8 @@ class LocalRunner:
         await self._stack.aclose()
 
     @property
-    def model_name(self) -> str:
-        return self._attempts.model_name
-
-    @property
-    def agent_name(self) -> str:
-        return self._agent.name
-
-    @property
-    def confinement(self) -> Confinement:
-        return self._attempts.confinement
+    def facts(self) -> RunnerFacts:
+        return self._attempts.facts
 
     @property
     def cancelled(self) -> list[RolloutResult]:

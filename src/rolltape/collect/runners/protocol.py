@@ -1,11 +1,11 @@
-"""What the collector asks of a runner, and the queue that a runner takes attempts from."""
+"""The interface of runners, and the queue that a runner takes attempts from."""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from itertools import islice
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
@@ -19,9 +19,9 @@ OnEnded = Callable[[PlannedAttempt, list[RolloutResult]], Awaitable[None]]
 
 
 class AttemptQueue:
-    """The attempts to run, each given out once. A task is begun when there is room for its group.
+    """The attempts to run. Each is given out once, and a task begins only when there is room for its group.
 
-    One that is open takes more attempts, until `close`.
+    A queue that is open takes more attempts until `close`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AttemptQueue:
         self._begins_groups = False
 
     async def has_left(self) -> bool:
-        """Whether there are attempts that were not given out. For a queue that is closed, and that nobody waits for."""
+        """Whether there are attempts that were not given out. The queue is closed, and no worker waits for it."""
         while not self._planned and not self._is_planned:
             await (self._planning or self._plan_more())
         return bool(self._planned)
@@ -123,22 +123,20 @@ def _begins_group(planned: PlannedAttempt) -> bool:
     return not planned.attempt and not planned.again
 
 
+class RunnerFacts(NamedTuple):
+    """What is known once a runner is ready."""
+
+    model_name: str  # as it goes into rollout ids
+    agent_name: str  # as it goes into rollout ids
+    confinement: Confinement
+
+
 class Runner(Protocol):
     """Runs attempts. Once entered it is ready, and the run holds all that earlier collections left unpublished."""
 
     @property
-    def model_name(self) -> str:
-        """The model, as it goes into ids."""
-        ...
-
-    @property
-    def agent_name(self) -> str:
-        """The agent, as it goes into ids."""
-        ...
-
-    @property
-    def confinement(self) -> Confinement:
-        """What holds the agents."""
+    def facts(self) -> RunnerFacts:
+        """The model, the agent and its sandbox."""
         ...
 
     @property
@@ -165,7 +163,9 @@ async def run_with_grace(workers: Iterable[Coroutine[Any, Any, None]], stopping:
     """Run workers until all are done. Once `stopping` is set, those left after the grace time are cancelled."""
     tasks = [asyncio.ensure_future(worker) for worker in workers]
     together: asyncio.Future[Any] = asyncio.gather(*tasks)
-    together.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whoever waits
+    together.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # retrieved, so that asyncio does not warn
     stop: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({together, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -13,10 +13,9 @@ from rolltape.collect.environments.protocol import AGENT, Ended, Score
 from rolltape.collect.grading.grades import keep_folder
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
 from rolltape.collect.records import LAUNCH, build_record
-from rolltape.collect.results import RolloutResult
+from rolltape.collect.results import RolloutResult, usage_of
 from rolltape.collect.sandboxes import SandboxNetwork
 from rolltape.collect.settings import CollectSettings
-from rolltape.collect.spending import usage_of
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.gateway.finished import Ending, as_delivered
 from rolltape.gateway.gateway import Gateway
@@ -105,7 +104,7 @@ class SeatSessions:
         )
 
     def _launch_facts(self, seat: str) -> dict[str, Any]:
-        """What the tape does not say of a rollout otherwise, and its record and grading need."""
+        """What records and grading need of a rollout that is nowhere else on the tape."""
         how = self._settings
         traced = how.capture is Capture.ALL or is_captured(
             self._identity.rollout_id(self._task, self._planned.attempt, seat), how.capture, how.trace_fraction
@@ -211,11 +210,11 @@ class SeatSessions:
                 agent |= self._own_text(seat, outcome.ended[seat])
             if agent:
                 self._end_trace(seat, agent)
-            # Agents are not told which engine failed and how; the record is.
+            # The agent does not see which engine failed and how, so its error lacks that. The record has it.
             error = session.engine_wait().error
-            told = why if error is None or error in why else f"{why} ({error})"
-            await self._service.drop(session.id, told)
-            self._add_result(seat, _SeatEnd(Status.FAILED, told, agent))
+            reason = why if error is None or error in why else f"{why} ({error})"
+            await self._service.drop(session.id, reason)
+            self._add_result(seat, _SeatEnd(Status.FAILED, reason, agent))
         return self.results
 
     def _end_trace(self, seat: str, agent: Mapping[str, Any], **final: Any) -> float | None:
@@ -269,6 +268,6 @@ def _count_fates(rollout: Rollout) -> dict[str, int]:
 
 
 def _agent_end(outcome: AgentOutcome) -> dict[str, Any]:
-    """How an agent ended; what there is nothing to say about is left out."""
+    """How an agent ended, without fields that have no value."""
     fields = {"exit_code": outcome.exit_code, "signal": outcome.signal, "timed_out": outcome.timed_out or None}
     return {name: value for name, value in fields.items() if value is not None}

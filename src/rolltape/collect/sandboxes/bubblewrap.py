@@ -1,8 +1,8 @@
 """The sandbox `bwrap`: namespaces, mounts and a user of its own for each program, made by bubblewrap.
 
 A program sees its working directory, a home, a read-only system, temporary files in memory and its own processes. It is
-an ordinary user without capabilities, also where the collector is root. Its network holds one listener, that of the
-gateway, which the collector accepts connections of.
+an ordinary user without capabilities, also where the collector is root. Its network has one listener, that of the
+gateway, whose connections the collector accepts.
 """
 
 import asyncio
@@ -14,32 +14,32 @@ from contextlib import asynccontextmanager, suppress
 from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple, Self
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from rolltape.collect.sandboxes import inside
 from rolltape.collect.sandboxes.protocol import (
+    HOME,
+    WORK,
     ConfinedRun,
     Confinement,
     ListeningGateway,
     ProgramEnd,
-    ProgramFolders,
     ProgramJob,
     SandboxNetwork,
+    port_inside,
+    url_inside,
 )
-from rolltape.collect.sandboxes.running import make_order, read_end_of, refuse_image
-from rolltape.collect.sandboxes.supervisor import Order
+from rolltape.collect.sandboxes.running import HostSandbox, make_order, read_end_of
+from rolltape.collect.sandboxes.scripts import first_process
+from rolltape.collect.sandboxes.scripts.supervisor import Order
 from rolltape.collect.sandboxes.visible import Mount, base_python, install_mounts, system_mounts, with_parents
 from rolltape.collect.sandboxes.workspace import Workspace, walk
 
 USER = 1000  # inside; outside too where the collector is root, and otherwise the collector's own
-_FOLDERS = ProgramFolders("/home/agent", "/workspace", "/tmp")
-_INSIDE = "/run/rolltape/inside.py"
+_FIRST_PROCESS = "/run/rolltape/first_process.py"
 _IN_MEMORY = {"/tmp": 2**30, "/dev/shm": 2**28}  # with as many bytes
 _ETC = {
-    "passwd": f"root:x:0:0::/root:/bin/sh\nagent:x:{USER}:{USER}::{_FOLDERS.home}:/bin/sh\n"
-    "nobody:x:65534:65534::/:/bin/false\n",
+    "passwd": f"root:x:0:0::/root:/bin/sh\nagent:x:{USER}:{USER}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
     "group": f"root:x:0:\nagent:x:{USER}:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
@@ -67,11 +67,8 @@ class BubblewrapSettings(NamedTuple):
     becomes_user: bool = False  # the collector is root: mounts are made as root, and the user changes inside
 
 
-class Bubblewrap:
-    """Runs programs by bwrap. Each has a sandbox of its own, so one object serves all attempts."""
-
-    has_image = False
-    folder_inside = None
+class Bubblewrap(HostSandbox):
+    """Runs programs by bwrap, each in a sandbox of its own."""
 
     def __init__(self, settings: BubblewrapSettings, gateway: ListeningGateway | None) -> None:
         self._settings = settings
@@ -86,33 +83,19 @@ class Bubblewrap:
             path.write_text(text)
             path.chmod(0o644)
 
-    @property
-    def for_functions(self) -> "Bubblewrap":
-        return self
-
-    @asynccontextmanager
-    async def open(
-        self, workspace: Workspace, wanted: object = None, *, again: bool = False
-    ) -> AsyncIterator["Bubblewrap"]:
-        refuse_image(wanted)
-        yield self
-
     def reachable(self, url: str) -> str:
-        if self._settings.network is SandboxNetwork.HOST:
-            return url
-        return urlunsplit(("http", f"127.0.0.1:{self._port()}", *urlsplit(url)[2:]))
+        return url if self._settings.network is SandboxNetwork.HOST else url_inside(url, self._gateway)
 
     @asynccontextmanager
     async def enter(self, job: ProgramJob, workspace: Workspace) -> AsyncIterator[ConfinedRun]:
         if self._settings.becomes_user:
             await asyncio.to_thread(_give_away, workspace)
-        port = self._port() if job.is_agent and self._settings.network.has_listener else 0
+        port = port_inside(self._gateway) if job.is_agent and self._settings.network.has_listener else 0
         with _Channel() as channel:
             serving = asyncio.ensure_future(self._serve(channel) if port else asyncio.sleep(0))
             try:
-                descriptor = channel.theirs.fileno()
-                order = self._order(job, workspace, descriptor, port)
-                yield ConfinedRun(order, (descriptor,), lambda end: channel.correct(end, job.stderr, _failure(serving)))
+                order = self._order(job, workspace, channel.theirs.fileno(), port)
+                yield ConfinedRun(order, lambda end: channel.correct(end, job.stderr, _failure(serving)))
             finally:
                 serving.cancel()
                 await asyncio.wait({serving})
@@ -122,12 +105,13 @@ class Bubblewrap:
         python = base_python()
         command = [
             *self._arguments(job, workspace, python),
-            *("--", python, "-I", "-S", _INSIDE, str(channel), str(user), str(port)),
+            *("--", python, "-I", "-S", _FIRST_PROCESS, str(channel), str(user), str(port)),
             *job.command,
         ]
-        own = {"USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"}
-        order = make_order(job, command, own, _FOLDERS, str(workspace.work), self._settings.passed)
-        return order._replace(is_sandbox=True)
+        shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+        own = {"USER": "agent", "LOGNAME": "agent", "SHELL": shell, "HOME": HOME, "TMPDIR": "/tmp"}
+        order = make_order(job, command, own, workspace, self._settings.passed)
+        return order._replace(is_sandbox=True, descriptors=[channel])
 
     def _arguments(self, job: ProgramJob, workspace: Workspace, python: str) -> list[str]:
         settings = self._settings
@@ -142,19 +126,16 @@ class Bubblewrap:
             *(("--proc", "/proc"), ("--dev", "/dev"), *starmap(_in_memory, _IN_MEMORY.items())),
             ("--symlink", "/tmp", "/var/tmp"),
             *install_mounts((python, *job.command), search, programs=programs, reads=reads, hidden=settings.hidden),
-            ("--ro-bind", inside.__file__, _INSIDE),
-            *(("--bind", str(workspace.home), _FOLDERS.home), ("--bind", str(workspace.work), _FOLDERS.work)),
+            ("--ro-bind", first_process.__file__, _FIRST_PROCESS),
+            *(("--bind", str(workspace.home), HOME), ("--bind", str(workspace.work), WORK)),
         ]
         return [
             *(settings.program, "--die-with-parent", "--new-session", "--as-pid-1", *_ISOLATED),
             *(() if on_host_network else ("--unshare-net",)),
             *_identity(settings.becomes_user),
             *with_parents(mounts),
-            *("--remount-ro", "/", "--chdir", _FOLDERS.work),
+            *("--remount-ro", "/", "--chdir", WORK),
         ]
-
-    def _port(self) -> int:
-        return 0 if self._gateway is None else urlsplit(self._gateway.url).port or 0
 
     async def _serve(self, channel: "_Channel") -> None:
         """Have the gateway accept the connections of the sandbox's listener, once that has arrived."""
@@ -196,7 +177,7 @@ class _Channel:
         return socket.socket(fileno=descriptors[0]) if descriptors else None
 
     def correct(self, end: ProgramEnd, errors: Path, failure: str | None) -> ProgramEnd:
-        """How the program itself ended, once nothing of it runs any more. Without a report the sandbox has failed."""
+        """How the program itself ended, once all its processes have. Without a report the sandbox has failed."""
         with suppress(BlockingIOError):
             while True:
                 if (listener := self._receive()) is not None:
@@ -231,7 +212,7 @@ def _in_memory(path: str, size: int) -> Mount:
 
 
 def _give_away(workspace: Workspace) -> None:
-    """Make the user inside the owner of folders that are still root's; an agent's working directory is its own."""
+    """Give folders that still belong to root to the user inside."""
     for folder in (workspace.home, workspace.work):
         if folder.stat().st_uid != USER:
             for path in (folder, *walk(folder)):

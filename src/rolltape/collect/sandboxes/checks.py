@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.collect.environments.protocol import CommandEnd, Ended, Score
+from rolltape.collect.environments.protocol import CheckCommand, CommandEnd, Ended, Score
 from rolltape.collect.functions import PREFIX
-from rolltape.collect.sandboxes import calling, checking
 from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox, Sandboxes
 from rolltape.collect.sandboxes.running import ATTEMPT_VARIABLE, Unconfined, read_end_of, run_program
+from rolltape.collect.sandboxes.scripts import call_check, prepare_check
 from rolltape.collect.sandboxes.visible import base_python
 from rolltape.collect.sandboxes.workspace import Workspace, remove
 from rolltape.errors import CollectError
 from rolltape.records.jsonable import decode_numbers, encode_numbers
 
-_CHECKING = (base_python(), "-I", "-S", "-X", "utf8", checking.__file__)
+_PREPARE = (base_python(), "-I", "-S", "-X", "utf8", prepare_check.__file__)
 _SHOWN = 500  # characters of an error
 _OUTPUT_BYTES = 256 * 1024  # of each of stdout and stderr, the end
 # Hooks that an agent left do not count.
@@ -48,14 +48,14 @@ class _Ran(NamedTuple):
     rest: str  # of what it printed, the end
     errors: str  # what it printed to stderr, the end
 
-    def to_end(self, stdout: str, set_aside: Sequence[str]) -> CommandEnd:
+    def to_end(self, stdout: str, set_aside: tuple[str, ...]) -> CommandEnd:
         return CommandEnd(
             exit_code=self.end.exit_code,
             signal=self.end.signal,
             timed_out=self.end.timed_out,
             stdout=stdout,
             stderr=self.errors,
-            set_aside=tuple(set_aside),
+            set_aside=set_aside,
         )
 
     @classmethod
@@ -68,7 +68,7 @@ class _Ran(NamedTuple):
 
 
 class WorkspaceChecks:
-    """What a check may do with the working directory of an agent, all of whose processes have ended."""
+    """Runs checks in the working directory of an agent, after all its processes have ended."""
 
     def __init__(self, sandboxes: Sandboxes, sandbox: Sandbox, workspace: Workspace) -> None:
         """`sandbox` is the agent's own, and `sandboxes` what it was opened of."""
@@ -86,29 +86,16 @@ class WorkspaceChecks:
         """Whether a function that runs here is held by a sandbox."""
         return not isinstance(self._for_functions, Unconfined)
 
-    async def run(
-        self,
-        command: Sequence[str],
-        *,
-        files: Mapping[str, str],
-        shipped: Mapping[str, str],
-        keep: Sequence[str],
-        copies: Mapping[str, Path],
-        env: Mapping[str, str],
-        stdin: str,
-        timeout_s: float,
-    ) -> CommandEnd:
-        """As `Ended.run`."""
-        order = {"command": list(command), "files": dict(files), "shipped": dict(shipped), "keep": list(keep)}
+    async def run(self, command: CheckCommand) -> CommandEnd:
+        """Run a command, as `Ended.run` says."""
         if self._sandbox.has_image:
-            return await self._run_in_image(order, copies, env, stdin, timeout_s)
-        if copies:
-            raise CollectError(f"{', '.join(copies)}: files can be copied into containers alone")
-        raw = json.dumps(order | {"stdin": stdin}).encode()
-        ran = await self._run(self._sandbox, _CHECKING, raw, timeout_s, env, programs=_words(command))
-        if not ran.first.startswith("{"):
-            raise CollectError(f"the check did not start: {ran.errors[-_SHOWN:]}")
-        return ran.to_end(ran.rest, json.loads(ran.first)["set_aside"])
+            return await self._run_in_image(command)
+        if command.copies:
+            raise CollectError(f"{', '.join(command.copies)}: files can be copied into containers alone")
+        order = _encode_order(command, command.words, command.stdin)
+        programs = _split_words(command.words)
+        ran = await self._run(self._sandbox, _PREPARE, order, command.timeout_s, command.env, programs=programs)
+        return ran.to_end(ran.rest, _parse_set_aside(ran.first, ran.errors))
 
     @property
     def logs(self) -> Path | None:
@@ -122,36 +109,36 @@ class WorkspaceChecks:
             (self.logs / name).rename(Path(tempfile.mkdtemp(dir=self._workspace.root), name))
         (self.logs / name).mkdir()
 
-    async def _run_in_image(
-        self, order: dict[str, Any], copies: Mapping[str, Path], env: Mapping[str, str], stdin: str, timeout_s: float
-    ) -> CommandEnd:
+    async def _run_in_image(self, command: CheckCommand) -> CommandEnd:
         """Run a command in the agent's container, which has stopped.
 
         A working directory of this machine is prepared from outside, where no process of the agent can interfere. One
         that lies in the image gets the check's files, and is otherwise as the agent left it.
         """
-        inside, set_aside, copies = self._sandbox.folder_inside, [], dict(copies)
+        inside, copies = self._sandbox.folder_inside, dict(command.copies)
+        set_aside: tuple[str, ...] = ()
         with tempfile.TemporaryDirectory(dir=self._workspace.root) as place:
             if inside is None:
-                prepared = await _prepare_here(self._workspace.work, Path(place), order)
+                prepared = await _prepare_here(self._workspace.work, Path(place), command)
                 if prepared.exit_code:
                     return prepared
-                set_aside = list(prepared.set_aside)
+                set_aside = prepared.set_aside
             else:
-                for number, (name, text) in enumerate(order["files"].items()):
+                for number, (name, text) in enumerate(command.files.items()):
                     Path(place, str(number)).write_text(text)
                     copies[f"{inside}/{name}"] = Path(place, str(number))
-            ran = await self._run(self._sandbox, order["command"], stdin.encode(), timeout_s, env, copies=copies)
+            stdin = command.stdin.encode()
+            ran = await self._run(self._sandbox, command.words, stdin, command.timeout_s, command.env, copies=copies)
         return ran.to_end(ran.first + ran.rest, set_aside)
 
     async def call(self, function: str, entry: Mapping[str, Any], ended: Ended, *, timeout_s: float) -> Score:
-        """Call a check function; CollectError if it raises. Whatever ends its process has made the check fail."""
+        """Call a check function; CollectError if it raises. If its process ends without a score, the reward is 0."""
         known = {name: getattr(ended, name) for name in ("stop_reason", "messages", "text", "exit_code")}
-        # The very module that this process has loaded, wherever else another of its name may lie.
+        # So that the sandbox loads the same module as this process, and no other of that name.
         top = sys.modules[function.removeprefix(PREFIX).partition(":")[0].partition(".")[0]]
         path = [os.path.abspath(one) for one in (*_search_path(top), *sys.path)]  # noqa: PTH100
         raw = encode_numbers({"function": function, "entry": entry, "ended": known, "path": path}, "the task")
-        script = (sys.executable, "-s", "-P", "-X", "utf8", calling.__file__)
+        script = (sys.executable, "-s", "-P", "-X", "utf8", call_check.__file__)
         async with self._for_functions.open(self._workspace) as sandbox:
             ran = await self._run(sandbox, script, raw, timeout_s, {}, reads=_loaded_modules())
         try:
@@ -191,26 +178,31 @@ class WorkspaceChecks:
             await asyncio.to_thread(remove, workspace.root)
 
 
-async def _prepare_here(work: Path, temporary: Path, order: dict[str, Any]) -> CommandEnd:
-    """Prepare a working directory for a check, in a process of its own. It fails by what the agent left there alone."""
-    raw = json.dumps(order | {"command": ["/bin/true"], "stdin": ""}).encode()
-    env = {"TMPDIR": str(temporary)}
-    process = await asyncio.create_subprocess_exec(*_CHECKING, cwd=work, env=env, stdin=PIPE, stdout=PIPE, stderr=PIPE)
-    out, errors = (one.decode("utf-8", "replace") for one in await process.communicate(raw))
-    if not out.startswith("{"):
+async def _prepare_here(work: Path, temporary: Path, command: CheckCommand) -> CommandEnd:
+    """Prepare a working directory for a check, in its own process. Only what the agent left there can make it fail."""
+    order, env = _encode_order(command, ["/bin/true"], ""), {"TMPDIR": str(temporary)}
+    process = await asyncio.create_subprocess_exec(*_PREPARE, cwd=work, env=env, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    out, errors = (one.decode("utf-8", "replace") for one in await process.communicate(order))
+    set_aside = _parse_set_aside(out, errors)
+    end = ProgramEnd(exit_code=process.returncode)
+    return _Ran(end, out, "", errors).to_end("", set_aside)
+
+
+def _encode_order(command: CheckCommand, words: Sequence[str], stdin: str) -> bytes:
+    """What `scripts.prepare_check` reads: what to prepare for a command, and which words to become then."""
+    fields = {"files": dict(command.files), "shipped": dict(command.shipped), "keep": list(command.keep)}
+    return json.dumps({"command": list(words), "stdin": stdin, **fields}).encode()
+
+
+def _parse_set_aside(line: str, errors: str) -> tuple[str, ...]:
+    """The files that `scripts.prepare_check` has set aside, from the line that it printed."""
+    if not line.startswith("{"):
         raise CollectError(f"the check did not start: {errors[-_SHOWN:]}")
-    return CommandEnd(
-        exit_code=process.returncode,
-        signal=None,
-        timed_out=False,
-        stdout="",
-        stderr=errors,
-        set_aside=tuple(json.loads(out)["set_aside"]),
-    )
+    return tuple(json.loads(line)["set_aside"])
 
 
-def _words(command: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command, also those of a line in it that a shell will split."""
+def _split_words(command: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command, where a line for a shell is split too."""
     words: list[str] = []
     for one in command:
         try:
@@ -228,7 +220,7 @@ def _search_path(module: ModuleType) -> list[str]:
 
 
 def _loaded_modules() -> tuple[Path, ...]:
-    """Where the modules lie that this process has loaded from outside its installation: the user's are among them."""
+    """The files of modules that this process has loaded from outside its installation, such as the user's own."""
     tops = (sys.modules.get(name.partition(".")[0], module) for name, module in list(sys.modules.items()))
     files = {Path(file) for top in tops if (file := getattr(top, "__file__", None))}
     installed = {Path(os.path.realpath(one)) for one in (sys.prefix, sys.base_prefix)}

@@ -1,4 +1,4 @@
-"""The command lines of podman and docker, which are alike but for a few flags."""
+"""The command lines of podman and docker, which differ in a few flags only."""
 
 import asyncio
 import hashlib
@@ -142,7 +142,7 @@ class ContainerProgram:
         return left
 
     async def image_id(self, settings: ContainerSettings) -> str:
-        """The image of settings, which is pulled or built if it is not here: once, whoever else asks for it."""
+        """The id of the settings' image. It is pulled or built if it is not here, once for all who ask."""
         key = settings.image or str(settings.build)
         if key not in self._images or (self._images[key].done() and self._images[key].exception()):
             self._images[key] = asyncio.ensure_future(self._pull(key) if settings.image else self._build(Path(key)))

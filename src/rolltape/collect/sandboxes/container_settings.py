@@ -70,7 +70,7 @@ class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def time_limit_of(wanted: object) -> float | None:
-    """How long the agent of a task may work, by its field "sandbox"; None: it does not say."""
+    """The time limit in a task's field "sandbox"; None: it has none."""
     given = wanted.get("timeout_s") if isinstance(wanted, Mapping) else None
     return float(given) if isinstance(given, int | float) and given > 0 else None
 
@@ -78,7 +78,7 @@ def time_limit_of(wanted: object) -> float | None:
 def _find_problems(settings: ContainerSettings) -> Iterator[str]:
     """What is wrong with settings, in words."""
     for name in ("image", "build"):
-        # podman and docker would read it as a flag of theirs, such as one that mounts a folder of this machine.
+        # podman and docker would read it as a flag, such as one that mounts a folder of this machine.
         if (given := getattr(settings, name) or "").startswith("-"):
             yield f"the container's {name} is {given!r}; give one that does not begin with -"
     if settings.memory is not None and not _MEMORY.fullmatch(settings.memory):

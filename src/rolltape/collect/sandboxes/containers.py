@@ -25,13 +25,14 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from rolltape.collect.sandboxes.container_program import ContainerProgram
 from rolltape.collect.sandboxes.container_settings import ContainerSettings
 from rolltape.collect.sandboxes.protocol import (
+    HOME,
+    WORK,
     ConfinedRun,
     Confinement,
     ListeningGateway,
@@ -39,16 +40,18 @@ from rolltape.collect.sandboxes.protocol import (
     ProgramJob,
     Sandboxes,
     SandboxNetwork,
+    port_inside,
+    url_inside,
 )
-from rolltape.collect.sandboxes.running import GRACE_S, MAX_LOG_BYTES, read_end_of
-from rolltape.collect.sandboxes.supervisor import Order
+from rolltape.collect.sandboxes.running import GRACE_S, collector_variables, read_end_of
+from rolltape.collect.sandboxes.scripts.supervisor import Order
 from rolltape.collect.sandboxes.visible import is_of_system
 from rolltape.collect.sandboxes.workspace import Workspace, only_inside, remove, walk
 from rolltape.errors import CollectError
 
 log = logging.getLogger("rolltape.collect")
 
-WORK, HOME, LOGS = "/workspace", "/home/agent", "/logs"  # where a container has folders of the workspace
+LOGS = "/logs"  # where a container sees the folder of logs
 _CONTROL = PurePosixPath("/run/rolltape")
 _CLONE_NEWNET = 0x40000000  # of linux/sched.h
 _MAX_FETCHED_BYTES = 2**30
@@ -97,7 +100,7 @@ class Containers:
         try:
             yield container
         finally:
-            # Whoever is cancelled here, and again while this waits: the container goes.
+            # Shielded: the container is removed even if this is cancelled, and cancelled again while it waits.
             await asyncio.shield(asyncio.ensure_future(container.remove()))
 
 
@@ -124,9 +127,7 @@ class Container:
         self.folder_inside = settings.workdir
 
     def reachable(self, url: str) -> str:
-        if self._settings.network is SandboxNetwork.HOST:
-            return url
-        return urlunsplit(("http", f"127.0.0.1:{self._port}", *urlsplit(url)[2:]))
+        return url if self._settings.network is SandboxNetwork.HOST else url_inside(url, self._gateway)
 
     @asynccontextmanager
     async def enter(self, job: ProgramJob, workspace: Workspace) -> AsyncIterator[ConfinedRun]:
@@ -141,8 +142,6 @@ class Container:
             stdin=os.devnull,
             stdout=str(job.stdout),
             stderr=str(job.stderr),
-            max_log_bytes=MAX_LOG_BYTES,
-            grace_s=GRACE_S,
             stop=program.stop(self._name, GRACE_S),
             remove=program.remove(self._name),
         )
@@ -152,10 +151,10 @@ class Container:
             async def reach() -> None:
                 if job.is_agent and self._gateway is not None and self._has_listener:
                     process = await program.first_process(self._name, self._pid_file)
-                    listener = await listen_in(process, self._port)
+                    listener = await listen_in(process, port_inside(self._gateway))
                     await stack.enter_async_context(self._gateway.listening_on(listener))
 
-            yield ConfinedRun(order, (), lambda end: script.correct(end, job.stderr), lambda: script.begin(reach))
+            yield ConfinedRun(order, lambda end: script.correct(end, job.stderr), lambda: script.begin(reach))
         if job.is_agent and self._settings.fetch:
             await self._fetch(workspace)
 
@@ -169,10 +168,6 @@ class Container:
                 return
         if error:
             log.warning("container %s cannot be removed now; the next collection tries again: %s", self._name, error)
-
-    @property
-    def _port(self) -> int:
-        return 0 if self._gateway is None else urlsplit(self._gateway.url).port or 0
 
     @property
     def _has_listener(self) -> bool:
@@ -195,7 +190,7 @@ class Container:
             target = self._control / "files" / str(number)
             shutil.copytree(source, target, symlinks=True) if source.is_dir() else shutil.copy(source, target)
         shutil.copyfile(job.stdin, self._control / "stdin")
-        passed = {name: os.environ[name] for name in self._setup.passed if name in os.environ}
+        passed = collector_variables(self._setup.passed)
         home = {"HOME": HOME} if any(workspace.home.iterdir()) else {}
         script = _render_script(job.command, copies, {**home, **passed, **job.env}, self.folder_inside or WORK)
         (self._control / "start").write_text(script)
@@ -235,7 +230,7 @@ class Container:
 
 
 class _StartedScript:
-    """The script of a container: it says when it runs, and goes on when it may. It does so by two named pipes."""
+    """The script of a container. By two named pipes it reports that it runs, and waits until it may go on."""
 
     def __init__(self, control: Path) -> None:
         self._control = control
@@ -276,7 +271,7 @@ class _StartedScript:
 
 
 def _render_script(command: Iterable[str], copies: Iterable[str], env: Mapping[str, str], folder: str) -> str:
-    """What the shell of a container runs: it waits, copies files to where they belong, and becomes the program."""
+    """The script that a container's shell runs: it waits, copies files to their places, and becomes the program."""
     lines = [f"echo >{_CONTROL}/up", f"read -r _ <{_CONTROL}/go"]
     for number, target in enumerate(copies):
         path, above = shlex.quote(target), shlex.quote(str(PurePosixPath(target).parent))
@@ -290,13 +285,13 @@ def _render_script(command: Iterable[str], copies: Iterable[str], env: Mapping[s
 
 
 def _is_file_of_user(word: str) -> bool:
-    """Whether a word of a command names a file of this machine that no system has: such a file is mounted."""
+    """Whether a word of a command names a file of this machine outside the system. Such a file is mounted."""
     path = Path(word)
     return path.is_absolute() and path.is_file() and not is_of_system(path)
 
 
 async def listen_in(process: int, port: int) -> socket.socket:
-    """A listener on 127.0.0.1 in the network of another process. It takes the right to enter its namespaces."""
+    """A listener on 127.0.0.1 in the network of another process. This needs the right to enter its namespaces."""
     made: Future[socket.socket] = Future()
 
     def listen() -> None:
@@ -316,7 +311,7 @@ async def listen_in(process: int, port: int) -> socket.socket:
 
 
 def _unpack(archive: Path, place: Path, folder: Path) -> None:
-    """Unpack what a program left, and put it over whatever has its name in a folder. Links out of it are left out."""
+    """Unpack what a program left into a folder, over files of the same names. Links that lead out are left out."""
     # In a folder of its own first: the program may have left links in the other one, which would lead files elsewhere.
     (unpacked := place / "unpacked").mkdir()
     with tarfile.open(archive) as opened:

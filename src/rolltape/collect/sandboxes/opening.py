@@ -1,4 +1,4 @@
-"""Choose the sandbox of a collection: it is tried by running it, and where it does not work, that is said."""
+"""`open_sandbox`: chooses the sandbox of a collection, and runs a program in it once to see that it works."""
 
 import asyncio
 import os

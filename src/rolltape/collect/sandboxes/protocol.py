@@ -1,4 +1,4 @@
-"""What a sandbox is: it says how a program is started so that it sees its workspace and little else."""
+"""The interface of sandboxes: a sandbox says how to start a program so that it sees its workspace and little else."""
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -6,20 +6,23 @@ from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from rolltape.collect.sandboxes.supervisor import Order
+from rolltape.collect.sandboxes.scripts.supervisor import Order
 from rolltape.collect.sandboxes.workspace import Workspace
+
+HOME, WORK = "/home/agent", "/workspace"  # where a program in a sandbox sees the folders of its workspace
 
 
 class SandboxKind(StrEnum):
     """Which sandbox agents that are programs run in."""
 
-    AUTO = "auto"  # bubblewrap where it works, else none, which is then said
+    AUTO = "auto"  # bubblewrap where it works, else none with a warning
     BWRAP = "bwrap"
-    PODMAN = "podman"  # a container for each attempt, as for the next
-    DOCKER = "docker"
+    PODMAN = "podman"  # a container for each attempt
+    DOCKER = "docker"  # a container for each attempt
     NONE = "none"
 
     @property
@@ -51,8 +54,18 @@ class ListeningGateway(Protocol):
         """Accept the connections of a listener within the block."""
 
 
+def port_inside(gateway: ListeningGateway | None) -> int:
+    """The port at which a program in a network of its own reaches the gateway; 0: there is none."""
+    return 0 if gateway is None else urlsplit(gateway.url).port or 0
+
+
+def url_inside(url: str, gateway: ListeningGateway | None) -> str:
+    """A URL of the gateway, as a program in a network of its own reaches it."""
+    return urlunsplit(("http", f"127.0.0.1:{port_inside(gateway)}", *urlsplit(url)[2:]))
+
+
 class Confinement(NamedTuple):
-    """What holds the agents of a collection."""
+    """The sandbox of a collection's agents, for records and messages."""
 
     sandbox: str | None  # its name; None: the agent runs no program
     says: str | None  # for people, in one line; None: there is nothing to say
@@ -90,12 +103,8 @@ class ProgramEnd(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
 
 
-class ProgramFolders(NamedTuple):
-    """The folders of a workspace, where a program sees them."""
-
-    home: str
-    work: str
-    temporary: str
+def _ends_as_reported(end: ProgramEnd) -> ProgramEnd:
+    return end
 
 
 async def _begins_at_once() -> None:
@@ -106,13 +115,12 @@ class ConfinedRun(NamedTuple):
     """One program about to run."""
 
     order: Order
-    descriptors: tuple[int, ...]  # that it inherits
-    correct: Callable[[ProgramEnd], ProgramEnd]  # how it ended, from how the first process of the sandbox ended
+    correct: Callable[[ProgramEnd], ProgramEnd] = _ends_as_reported  # its end, from that of the sandbox's first process
     begin: Callable[[], Awaitable[None]] = _begins_at_once  # its time counts from the end of this
 
 
 class Sandbox(Protocol):
-    """What holds the programs of one attempt: an agent, then checks of what it left."""
+    """The sandbox of one attempt: an agent runs in it, then checks of what it left."""
 
     @property
     def has_image(self) -> bool:
@@ -136,7 +144,7 @@ class Sandboxes(Protocol):
 
     @property
     def for_functions(self) -> "Sandboxes":
-        """In which functions of this machine are called that check what an agent left."""
+        """The sandboxes in which check functions of this machine are called."""
 
     def open(
         self, workspace: Workspace, wanted: object = None, *, again: bool = False

@@ -6,39 +6,52 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
-from rolltape.collect.sandboxes import supervisor
 from rolltape.collect.sandboxes.protocol import (
     ConfinedRun,
     Confinement,
     ProgramEnd,
-    ProgramFolders,
     ProgramJob,
     Sandbox,
 )
+from rolltape.collect.sandboxes.scripts import supervisor
 from rolltape.collect.sandboxes.workspace import Workspace
 from rolltape.errors import CollectError
 
 ATTEMPT_VARIABLE = "ROLLTAPE_ATTEMPT"  # names the attempt of a process; all that a program starts inherits it
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 MAX_LOG_BYTES = 10_000_000  # of each of stdout and stderr
-# Nothing else of the collector's environment reaches a program, but what the user passes on: keys and tokens stay here.
+# Programs get these variables and those of --pass-env. Keys and tokens of the collector stay here.
 _INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "SHELL", "USER", "LOGNAME")
 _SUPERVISOR_S = 15.0  # for a supervisor to end, beyond the grace time
 _CONTAINER_S = 90.0  # the same, where it has a busy machine stop a container
 _BEGIN_S = 600.0  # for a sandbox to be made
 
 
-class Unconfined:
-    """No sandbox: programs run as the collector's own user, and can do whatever that user can."""
+class HostSandbox:
+    """A sandbox whose programs see the system of this machine. One object serves all attempts."""
 
     has_image = False
     folder_inside = None
+
+    @property
+    def for_functions(self) -> Self:
+        return self
+
+    @asynccontextmanager
+    async def open(self, workspace: Workspace, wanted: object = None, *, again: bool = False) -> AsyncIterator[Self]:
+        refuse_image(wanted)
+        yield self
+
+
+class Unconfined(HostSandbox):
+    """No sandbox: programs run as the collector's own user, and can do whatever that user can."""
 
     def __init__(self, passed: tuple[str, ...] = (), reason: str = "none was asked for") -> None:
         self.confinement = Confinement(
@@ -48,25 +61,13 @@ class Unconfined:
         )
         self._passed = passed  # variables of the collector's environment that programs get
 
-    @property
-    def for_functions(self) -> "Unconfined":
-        return self
-
-    @asynccontextmanager
-    async def open(
-        self, workspace: Workspace, wanted: object = None, *, again: bool = False
-    ) -> AsyncIterator["Unconfined"]:
-        refuse_image(wanted)
-        yield self
-
     def reachable(self, url: str) -> str:
         return url
 
     @asynccontextmanager
     async def enter(self, job: ProgramJob, workspace: Workspace) -> AsyncIterator[ConfinedRun]:
-        folders = ProgramFolders(str(workspace.home), str(workspace.work), str(workspace.temporary))
-        order = make_order(job, job.command, {}, folders, str(workspace.work), self._passed)
-        yield ConfinedRun(order, (), lambda end: end)
+        folders = {"HOME": str(workspace.home), "TMPDIR": str(workspace.temporary)}
+        yield ConfinedRun(make_order(job, job.command, folders, workspace, self._passed))
 
 
 def refuse_image(wanted: object) -> None:
@@ -76,33 +77,26 @@ def refuse_image(wanted: object) -> None:
 
 
 def make_order(
-    job: ProgramJob,
-    command: Sequence[str],
-    own: Mapping[str, str],
-    folders: ProgramFolders,
-    cwd: str,
-    passed: tuple[str, ...],
+    job: ProgramJob, command: Sequence[str], own: Mapping[str, str], workspace: Workspace, passed: Sequence[str]
 ) -> supervisor.Order:
     """The supervisor's order for a job. `own` are variables that the sandbox sets, `passed` names the collector's."""
-    places = {"HOME": folders.home, "TMPDIR": folders.temporary}
     return supervisor.Order(
         command=list(command),
-        env={**inherited_variables(), **own, **places, **_environment(passed), **job.env},
-        cwd=cwd,
+        env={**inherited_variables(), **own, **collector_variables(passed), **job.env},
+        cwd=str(workspace.work),
         stdin=str(job.stdin),
         stdout=str(job.stdout),
         stderr=str(job.stderr),
-        max_log_bytes=MAX_LOG_BYTES,
-        grace_s=GRACE_S,
     )
 
 
 def inherited_variables() -> dict[str, str]:
     """What every program gets of the collector's environment."""
-    return _environment(_INHERITED)
+    return collector_variables(_INHERITED)
 
 
-def _environment(names: tuple[str, ...]) -> dict[str, str]:
+def collector_variables(names: Iterable[str]) -> dict[str, str]:
+    """Those of these environment variables that the collector has."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
@@ -119,14 +113,14 @@ async def run_program(
 
 async def supervise(confined: ConfinedRun, attempt: str, timeout_s: float | None) -> ProgramEnd:
     """Run a program under a supervisor, to its end or its time limit."""
-    order = confined.order._replace(descriptors=list(confined.descriptors))
+    order = confined.order._replace(max_log_bytes=MAX_LOG_BYTES, grace_s=GRACE_S)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-X", "utf8", supervisor.__file__),
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,
         env={"PATH": os.environ.get("PATH", os.defpath)},
-        pass_fds=confined.descriptors,
+        pass_fds=order.descriptors,
         start_new_session=True,
     )
     assert process.stdin is not None

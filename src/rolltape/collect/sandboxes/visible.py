@@ -1,4 +1,4 @@
-"""What a program in a sandbox sees of this machine: the system, a little of /etc, and the installs that it needs."""
+"""The parts of this machine that a program in a sandbox sees: the system, a little of /etc, and its installs."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def is_of_system(path: Path) -> bool:
 
 
 def system_mounts(*, network: bool) -> list[Mount]:
-    """Mounts of the system, read-only. With `network`, also for how it finds other machines."""
+    """Mounts of the system, read-only. With `network`, also of the files by which it finds other machines."""
     mounts: list[Mount] = []
     for path in _SYSTEM:
         if path.is_symlink():
@@ -56,8 +56,8 @@ def install_mounts(
 ) -> list[Mount]:
     """Mounts of the program of a command, files among its arguments, and more programs and paths to read.
 
-    `search` is its PATH: the first node and python3 there come with it, since programs are scripts of theirs. `hidden`
-    stays out even where it lies below something that is visible.
+    `search` is its PATH. The first node and python3 there are mounted too, since many programs are their scripts.
+    `hidden` folders are covered even where they lie below something visible.
     """
     seen = _Visible()
     for name in (command[0], *programs, "node", "python3"):
@@ -111,7 +111,7 @@ class _Visible:
 
 
 def with_parents(mounts: Iterable[Mount]) -> Iterator[str]:
-    """The arguments of bwrap for mounts in their order, with folders above them that anybody may pass."""
+    """The arguments of bwrap for mounts, in order. Folders above them are made so that every user may pass them."""
     made: set[Path] = set()
     covered: set[Path] = set()
     for mount in mounts:
@@ -129,7 +129,7 @@ def _is_inside(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def _steps(path: Path) -> Iterator[Path]:
-    """A path, each link that it leads to, and where it ends."""
+    """A path, each link on the way to its target, and the target."""
     real = Path(os.path.realpath(path))
     for _ in range(_MAX_LINKS):
         yield path
@@ -141,7 +141,7 @@ def _steps(path: Path) -> Iterator[Path]:
 
 
 def _installed_with(program: Path) -> list[Path]:
-    """The folders that a program was installed with as a whole; none if it is a file by itself, or the system's."""
+    """The folders of the install that a program belongs to; none if it is a single file, or part of the system."""
     parts, above = program.parts, program.parent.parent
     if _is_inside(program, _SYSTEM):
         return []

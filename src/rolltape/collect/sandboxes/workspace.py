@@ -50,7 +50,7 @@ class Workspace(NamedTuple):
         return workspace
 
     def renewed(self) -> "Workspace":
-        """The same working directory with a new home, for what looks at what an agent left."""
+        """The same working directory with a new home, for a check of what the agent left."""
         self.work.chmod(0o755)  # its agent may have closed it, and bwrap goes there before it becomes its user
         return Workspace.at(Path(tempfile.mkdtemp(prefix="check-", dir=self.root)), self.work)
 

@@ -1,4 +1,4 @@
-"""What every kind of source is read as before its tasks are checked: a name, a split, and entries."""
+"""`RawSource`: a source before its tasks are checked. It has a name, a split, and entries."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

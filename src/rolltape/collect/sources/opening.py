@@ -15,13 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from rolltape.collect.environments import is_of_other_project
+from rolltape.collect.environments import environment_named, is_of_other_project
 from rolltape.collect.functions import PREFIX, describe_raised, function_named
 from rolltape.collect.sources.entries import EntryProblems, RawSource, SourceEntry, join_names
 from rolltape.collect.sources.harbor import PREFIX as HARBOR
 from rolltape.collect.sources.harbor import harbor_folder, is_harbor_folder
 from rolltape.collect.sources.jsonfiles import json_file, json_lines_file, json_lines_stream
-from rolltape.collect.sources.own_tasks import own_tasks
 from rolltape.collect.tasks import Task, TaskSource, environment_name, id_text, shuffled
 from rolltape.errors import BadTasks, NotJsonError, RolltapeError, SourceError, TaskError
 from rolltape.records.jsonable import encode_with_text_keys, shown
@@ -82,7 +81,7 @@ def _read(text: str, split: str | None) -> RawSource:
     if text.startswith(PREFIX):
         return _call_function(text, split)
     if is_of_other_project(text):
-        return own_tasks(text, split)
+        return _take_own_tasks(text, split)
     if text.startswith(HARBOR) or (path.is_dir() and is_harbor_folder(path)):
         return harbor_folder(text, split)
     if path.suffix in _FILES and not path.is_dir():
@@ -122,18 +121,31 @@ def _call_function(label: str, split: str | None) -> RawSource:
         raise SourceError(
             f"{label} returned something of type {type(made).__name__}; return a list of objects, or yield them"
         )
+    return RawSource(label, split, label, _number("item", made, label))
 
-    def entries() -> Iterator[SourceEntry]:
-        with _naming_errors(label):
-            for at, value in enumerate(made, 1):
-                yield SourceEntry(f"item {at}", value)
 
-    return RawSource(label, split, label, entries())
+def _take_own_tasks(name: str, split: str | None) -> RawSource:
+    """The tasks that an environment of another project brings, such as `verifiers:NAME`."""
+    environment = environment_named(name)
+    tasks = getattr(environment, "tasks", None)
+    if tasks is None:
+        raise SourceError(f"{name} brings no tasks of its own; give a file of tasks, and --environment {name}")
+    with _naming_errors(name):
+        made = tasks(split)
+    is_endless = bool(getattr(environment, "is_endless", False))
+    return RawSource(name, split, name, _number("task", made, name), is_endless)
+
+
+def _number(kind: str, values: Iterable[object], label: str) -> Iterator[SourceEntry]:
+    """Values that code of the user yields, as entries with their places."""
+    with _naming_errors(label):
+        for at, value in enumerate(values, 1):
+            yield SourceEntry(f"{kind} {at}", value)
 
 
 @contextmanager
 def _naming_errors(label: str) -> Iterator[None]:
-    """Say which function raised, and where."""
+    """Say whose code raised, and where."""
     try:
         yield
     except RolltapeError:
@@ -177,9 +189,7 @@ def _parse_task(entry: SourceEntry, raw: RawSource, environments: Collection[str
     given, places = entry.value, {"source": raw.joined_name, "where": f"{raw.label}, {entry.where}"}
     data = given.data if isinstance(given, Task) else given
     if not isinstance(data, dict):
-        raise TaskError(
-            f'this is {_describe_kind(data)}; a task is an object, such as {{"id": "a", "question": "..."}}'
-        )
+        raise TaskError(f'this is {_describe_kind(data)}; a task is an object, such as {{"id": "a", "prompt": "..."}}')
     _check_json(data)
     if isinstance(given, Task):
         _check_json({"id": given.id, "environment": given.environment})

@@ -91,7 +91,10 @@ def _loading(label: str, datasets: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise SourceError(f"{label} cannot be loaded as a dataset: {_first_line(error)}") from None
+        # This one says only that something failed; its cause says what.
+        is_wrapped = isinstance(error, datasets.exceptions.DatasetGenerationError)
+        reason = error.__cause__ if is_wrapped and isinstance(error.__cause__, Exception) else error
+        raise SourceError(f"{label} cannot be loaded as a dataset: {_first_line(reason)}") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -1,1 +1,1 @@
-"""Environments of other projects, each in a module named as the project. Each imports its project."""
+"""Environments of other projects. Each module has the name of its project, and imports it."""

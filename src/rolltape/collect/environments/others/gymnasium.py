@@ -4,7 +4,6 @@ Discrete and text spaces have texts of their own. For others a task names functi
 """
 
 import contextlib
-import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from rolltape.collect.environments.others.stepped import (
     StepResult,
     UnreadableAction,
     parse_step_fields,
+    seed_tasks,
 )
 from rolltape.collect.environments.protocol import Episode
 from rolltape.collect.functions import call_function, describe_raised, search_here
@@ -53,9 +53,7 @@ class GymnasiumEnvironment:
 
     def tasks(self, split: str | None) -> Iterator[Task]:
         """A task for each seed, from 0."""
-        if split is not None:
-            raise TaskError(f"{self.name} has no splits; leave --split out")
-        return (Task(id=f"seed-{n}", environment=self.name, data={"seed": n}) for n in itertools.count())
+        return seed_tasks(self.name, split)
 
     def check(self, task: Task) -> None:
         fields = parse_step_fields(task)

@@ -1,6 +1,5 @@
 """The environment `openenv:URL`: a running OpenEnv server, with a session of its own for each attempt."""
 
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from rolltape.collect.environments.others.stepped import (
     StepResult,
     UnreadableAction,
     parse_step_fields,
+    seed_tasks,
 )
 from rolltape.collect.environments.protocol import Episode
 from rolltape.collect.tasks import Task
@@ -37,9 +37,7 @@ class OpenEnvEnvironment:
 
     def tasks(self, split: str | None) -> Iterator[Task]:
         """A task for each seed, from 0."""
-        if split is not None:
-            raise TaskError(f"{self.name} has no splits; leave --split out")
-        return (Task(id=f"seed-{n}", environment=self.name, data={"seed": n}) for n in itertools.count())
+        return seed_tasks(self.name, split)
 
     def check(self, task: Task) -> None:
         parse_step_fields(task)

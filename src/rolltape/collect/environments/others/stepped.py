@@ -3,14 +3,15 @@
 `gymnasium` and `openenv` are such environments. What differs between them is their `World`.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from rolltape.collect.environments.message import ErrorHandling, Then
+from rolltape.collect.environments.message import ErrorCounts, ErrorHandling, Then
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score
-from rolltape.collect.environments.task_fields import parse_fields, user_message
+from rolltape.collect.environments.task_fields import parse_fields, system_messages, user_message
 from rolltape.collect.functions import PREFIX, call_function, function_named
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError, TaskError
@@ -54,7 +55,7 @@ class World(Protocol):
         """Start it, and return the first observation."""
 
     def rules(self) -> str:
-        """What the model is told first, unless the task has a prompt."""
+        """The prompt of a task that has none."""
 
     def describe(self, result: StepResult) -> str:
         """An observation as text."""
@@ -67,6 +68,13 @@ class World(Protocol):
 
     async def close(self) -> None:
         """End it."""
+
+
+def seed_tasks(environment: str, split: str | None) -> Iterator[Task]:
+    """A task for each seed, from 0, for an environment that has no tasks of its own."""
+    if split is not None:
+        raise TaskError(f"{environment} has no splits; leave --split out")
+    return (Task(id=f"seed-{n}", environment=environment, data={"seed": n}) for n in itertools.count())
 
 
 def parse_step_fields(task: Task) -> StepFields:
@@ -91,10 +99,7 @@ class SteppedEpisode:
         self._seed = seed % _SEEDS if fields.seed is None else fields.seed
         self._observation = _function(fields.observation)
         self._action = _function(fields.action)
-        self._handling = (
-            fields.malformed if isinstance(fields.malformed, ErrorHandling) else ErrorHandling(then=fields.malformed)
-        )
-        self._malformed = 0
+        self._errors = ErrorCounts(malformed=fields.malformed)
         self._first: str | None = None  # None: it is not open
         self._over = False
 
@@ -107,10 +112,10 @@ class SteppedEpisode:
         await self._world.close()
 
     def opening(self, seat: str) -> Opening:
-        system = [] if self._fields.system is None else [{"role": "system", "content": self._fields.system}]
         first = "(the first observation)" if self._first is None else self._first
         rules = self._world.rules() if self._fields.prompt is None else self._fields.prompt
-        return Opening(messages=[*system, user_message("\n".join(text for text in (rules, first) if text))])
+        messages = [*system_messages(self._fields.system), user_message("\n".join(filter(None, (rules, first))))]
+        return Opening(messages=messages)
 
     def next_seat(self) -> str | None:
         return None if self._over else AGENT
@@ -132,20 +137,12 @@ class SteppedEpisode:
         )
 
     async def score(self, seat: str, ended: Ended) -> Score:
-        data = {"seed": self._seed} | ({"malformed": self._malformed} if self._malformed else {})
-        return Score(reward=0.0, reward_data=data)  # the steps were rewarded
+        return Score(reward=0.0, reward_data={"seed": self._seed, **self._errors.counts})  # the steps were rewarded
 
     def _correct(self, text: str, wrong: str) -> Answer:
-        self._malformed += 1
-        at_most = self._handling.at_most
-        self._over = self._handling.then == "end" or (at_most is not None and self._malformed > at_most)
-        return Answer(
-            messages=[] if self._over else [user_message(wrong)],
-            done=self._over,
-            reward=self._handling.reward,
-            stop_reason=StopReason.PARSE_ERROR,
-            reward_data={"malformed": text},
-        )
+        answer = self._errors.correct(wrong, text)
+        self._over = answer.done
+        return answer
 
     async def _describe(self, result: StepResult) -> str:
         if self._observation is None:

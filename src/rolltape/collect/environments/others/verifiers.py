@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from rolltape.collect.environments.held import HeldOpen
 from rolltape.collect.environments.protocol import AGENT, Answer, Connection, Ended, Episode, Message, Opening, Score
+from rolltape.collect.environments.task_fields import system_messages, user_message
 from rolltape.collect.functions import describe_raised, search_here
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError, TaskError
@@ -154,7 +155,7 @@ class _Server:
 
 
 class VerifiersEpisode:
-    """One attempt. verifiers runs and scores it; this keeps what came of it."""
+    """One attempt. verifiers runs and scores it; this keeps its result."""
 
     seats = (AGENT,)
     calls_user_code = True
@@ -169,9 +170,9 @@ class VerifiersEpisode:
     def opening(self, seat: str) -> Opening:
         """What its harness begins with, to look at. The harness may add instructions and tools of its own."""
         data = self._task.data
-        system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+        system = system_messages(data.system_prompt)
         if isinstance(data.prompt, str):
-            return Opening(messages=[*system, {"role": "user", "content": data.prompt}])
+            return Opening(messages=[*system, user_message(data.prompt)])
         messages = (message.model_dump(mode="json", exclude_none=True) for message in data.prompt or ())
         return Opening(messages=[*system, *messages])
 

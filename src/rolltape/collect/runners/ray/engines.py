@@ -1,4 +1,4 @@
-"""Engines that a collection starts on the cluster: each is a program on a node with GPUs, which other nodes reach."""
+"""Engines that a collection starts on the cluster. Each is a server on a node with GPUs that the other nodes reach."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,14 @@ from typing import Any
 from rolltape.collect.runners.ray.members import describe_ray_error
 from rolltape.collect.runners.ray.settings import PlacedEngine
 from rolltape.collect.sandboxes.protocol import ConfinedRun, ProgramEnd
-from rolltape.collect.sandboxes.running import GRACE_S, MAX_LOG_BYTES, read_end_of, supervise
-from rolltape.collect.sandboxes.supervisor import Order
+from rolltape.collect.sandboxes.running import GRACE_S, read_end_of, supervise
+from rolltape.collect.sandboxes.scripts.supervisor import Order
 from rolltape.errors import CollectError, EngineError
 from rolltape.gateway.engines.opening import open_engine
 
 log = logging.getLogger("rolltape.collect")
 
-_PATIENCE_S = 15.0  # before it is said what is waited for
+_PATIENCE_S = 15.0  # before a warning says what it waits for
 _LOOK_S = 1.0
 _AGAIN_S = 5.0  # before an engine that has ended is started again
 _SHOWN_BYTES = 2_000
@@ -83,10 +83,8 @@ class EngineHost:
                 stdin=os.devnull,
                 stdout=str(self._folder / "stdout"),
                 stderr=str(self._folder / "stderr"),
-                max_log_bytes=MAX_LOG_BYTES,
-                grace_s=GRACE_S,
             )
-            self._end = await supervise(ConfinedRun(order, (), lambda end: end), str(self._folder), None)
+            self._end = await supervise(ConfinedRun(order), str(self._folder), None)
             await asyncio.sleep(_AGAIN_S)
 
     def _error(self, why: str) -> CollectError:

@@ -18,7 +18,7 @@ _CLOSING_S = 60.0
 
 
 class MemberLost(Exception):
-    """A node, or our actor on it, is gone. What it had not published is lost, or comes back with the node."""
+    """A node, or our actor on it, is gone. What it had not published is lost, unless the node comes back."""
 
 
 class ClusterMember:
@@ -49,7 +49,7 @@ class ClusterMember:
         return await self._call("cancel")  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """As `ClusterNode.close`, as far as the node answers in time."""
+        """As `ClusterNode.close`; TimeoutError if the node does not answer in time."""
         async with asyncio.timeout(_CLOSING_S):
             await self._call("close")
 
@@ -154,8 +154,8 @@ class ClusterMembers:
                 node_id, f"node {host}: {describe_ray_error(error)}", for_good=not isinstance(error, _actor_error())
             )
         else:
-            if started.confinement != self.first.confinement:
-                log.warning("node %s: %s", started.host, started.confinement.says)
+            if started.facts.confinement != self.first.facts.confinement:
+                log.warning("node %s: %s", started.host, started.facts.confinement.says)
             self.left |= started.left
             self.ready[node_id] = ClusterMember(actor, node_id, started)
         finally:
@@ -176,10 +176,10 @@ class ClusterMembers:
     def _check_same(self, started: NodeReady) -> None:
         first = self._first = self._first or started
         for what in ("model_name", "agent_name"):
-            if getattr(started, what) != getattr(first, what):
+            own, wanted = getattr(started.facts, what), getattr(first.facts, what)
+            if own != wanted:
                 raise CollectError(
-                    f"its {what} is {getattr(started, what)!r}, that of node {first.host} {getattr(first, what)!r}; "
-                    "all nodes must have the same"
+                    f"its {what} is {own!r}, that of node {first.host} {wanted!r}; all nodes must have the same"
                 )
 
     def _count_death(self, node_id: str, reason: str, *, for_good: bool = False) -> None:

@@ -18,7 +18,7 @@ from rolltape.collect.environments import Environments
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.attempts import open_attempts
-from rolltape.collect.sandboxes import Confinement
+from rolltape.collect.runners.protocol import RunnerFacts
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
@@ -45,9 +45,7 @@ class NodeReady(NamedTuple):
     """A node that is ready."""
 
     host: str
-    model_name: str
-    agent_name: str
-    confinement: Confinement
+    facts: RunnerFacts
     left: frozenset[Key]  # rollouts that had ended here before, and are published now
 
 
@@ -86,7 +84,7 @@ class ClusterNode:
             opening = open_attempts(settings.collect, tape, environments, agent)
             self._attempts = await stack.enter_async_context(opening)
             self._stack = stack.pop_all()
-        return NodeReady(host, self._attempts.model_name, agent.name, self._attempts.confinement, left)
+        return NodeReady(host, self._attempts.facts, left)
 
     async def attempt(
         self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: dict[str, int]

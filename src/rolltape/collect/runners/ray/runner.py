@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections import deque
@@ -18,13 +17,13 @@ from rolltape.collect.environments.judge import KEY_VARIABLE, MODEL_VARIABLE, UR
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
 from rolltape.collect.records import LAUNCH
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, run_with_grace
+from rolltape.collect.runners.protocol import NO_ROOM_S, AttemptQueue, OnEnded, RunnerFacts, run_with_grace
 from rolltape.collect.runners.ray.engines import PlacedEngines
 from rolltape.collect.runners.ray.members import ClusterMember, ClusterMembers, MemberLost
 from rolltape.collect.runners.ray.node import NodeSettings
 from rolltape.collect.runners.ray.room import AttemptRoom
 from rolltape.collect.runners.ray.settings import ClusterSettings, PlacedEngine
-from rolltape.collect.sandboxes import Confinement
+from rolltape.collect.sandboxes.running import collector_variables
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
@@ -106,16 +105,8 @@ class RayRunner:
         self._publishing: dict[ClusterMember, asyncio.Task[None]] = {}
 
     @property
-    def model_name(self) -> str:
-        return self._members.first.model_name
-
-    @property
-    def agent_name(self) -> str:
-        return self._members.first.agent_name
-
-    @property
-    def confinement(self) -> Confinement:
-        return self._members.first.confinement
+    def facts(self) -> RunnerFacts:
+        return self._members.first.facts
 
     async def __aenter__(self) -> Self:
         if self._placed is not None:
@@ -195,7 +186,7 @@ class RayRunner:
         return _Job(planned, task, {seat: self._tape.next_try(ids[seat]) if planned.again else 0 for seat in ids})
 
     async def _attempt(self, job: _Job) -> None:
-        """Have the node on which there is room run a job, or else the one with the fewest attempts."""
+        """Run a job on the node where Ray has reserved room, or else on the node with the fewest attempts."""
         while True:
             async with self._room.reserve() as node_id:
                 await self._until(lambda: node_id is None or self._members.is_decided(node_id))
@@ -332,10 +323,10 @@ def _with_absolute_paths(settings: CollectSettings) -> CollectSettings:
 
 
 def _variables(settings: CollectSettings) -> dict[str, str]:
-    """Environment variables of judges and of programs. Nodes have their environment from whoever started them."""
+    """Environment variables of judges and of programs, which nodes need and do not have from the collector."""
     own = None if settings.judge is None else settings.judge.key_env
     names = (URL_VARIABLE, MODEL_VARIABLE, KEY_VARIABLE, *([own] if own else []), *settings.pass_env)
-    return {name: os.environ[name] for name in names if name in os.environ}
+    return collector_variables(names)
 
 
 def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:

@@ -8,7 +8,7 @@ _PLACES = ("{host}", "{port}")
 
 
 class PlacedEngine(NamedTuple):
-    """An engine that the collection starts on nodes with GPUs, and ends with itself.
+    """An engine that the collection starts on nodes with GPUs, and ends when it ends.
 
     Example:
 
@@ -33,14 +33,13 @@ class PlacedEngine(NamedTuple):
 
 
 class ClusterSettings(NamedTuple):
-    """How to find the cluster, where its nodes write, and what attempts and engines take of it."""
+    """How to find the cluster, where its nodes write, and which resources attempts and engines need."""
 
     address: str = "auto"  # of Ray's head
     publish: str | None = None  # a path or URL that all nodes see; None: the run's own folder
     folder: str | None = None  # for journals, on each node's own disk; None: in its folder for temporary files
-    runtime_env: dict[str, Any] | None = (
-        None  # Ray's: `working_dir` ships a folder of modules, `pip` installs, and so on
-    )
+    # Ray's: `working_dir` ships a folder of modules, `pip` installs packages, and so on.
+    runtime_env: dict[str, Any] | None = None
     cpus: float = 0.0  # that Ray reserves for each attempt
-    memory: int = 0  # bytes, likewise
+    memory: int = 0  # bytes that Ray reserves for each attempt
     engine: PlacedEngine | None = None  # None: engines are where the settings of the collection say

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 _COMPILED = "__pycache__"
-# Read by Python or by test runners although no command names them: whoever writes one decides what a test run reports.
+# Python and test runners read these without being asked. An agent that writes one decides what a test run reports.
 _UNASKED = frozenset(
     {
         *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pyproject.toml"),
         *("setup.cfg", "tox.ini", ".coveragerc", "pytest.toml", ".pytest.toml", _COMPILED),
     }
 )
-# Modules that Python would find in the working directory first, although a test runner means others of these names:
-# those of the standard library (`test` is a usual name of a folder, and nothing loads it), pytest and what it needs.
+# Modules of the standard library, of pytest and of what it needs. A file of the same name in the working directory
+# would be loaded instead. `test` is a usual name of a folder, and nothing loads that module.
 _SHADOWED = (
     sys.stdlib_module_names
     | {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "colorama"}
@@ -30,7 +30,7 @@ _SHADOWED = (
 
 
 class _Aside:
-    """A hidden folder of the working directory that takes what must not be found."""
+    """A hidden folder of the working directory, for files that the check must not find."""
 
     def __init__(self) -> None:
         self._place = Path(Path(tempfile.mkdtemp(prefix=".set-aside-", dir=".")).name)

@@ -15,6 +15,8 @@ import signal
 import socket
 import struct
 import sys
+import threading
+import time
 
 # Of linux/prctl.h, linux/capability.h and linux/seccomp.h.
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
@@ -32,6 +34,7 @@ _CALLS = {
     "x86_64": (0xC000003E, 56, 272, (248, 249, 250, 298, 321, 323, 425)),
     "aarch64": (0xC00000B7, 220, 97, (217, 218, 219, 241, 280, 282, 425)),
 }
+_ORPHAN_S = 10.0  # longer than a supervisor takes to end the program
 _CLONE3 = 435  # its flags lie in memory, where a filter cannot read them; the C library falls back to clone
 
 
@@ -97,10 +100,21 @@ def run(channel: socket.socket, command: list[str]) -> int:
             channel.send(json.dumps({"error": f"{command[0]}: {error.strerror}"}).encode())
         finally:
             os._exit(127)
+    threading.Thread(target=end_with_collector, args=(channel,), daemon=True).start()
     while True:
         ended, status = os.wait()
         if ended == program:
             return status
+
+
+def end_with_collector(channel: socket.socket) -> None:
+    """End the sandbox some time after the collector has died, in case its supervisor was killed too.
+
+    bwrap would end with its parent, but its signal does not reach a process of another user.
+    """
+    channel.recv(1)  # the collector sends nothing: this returns when its end is closed
+    time.sleep(_ORPHAN_S)
+    os._exit(1)
 
 
 def main() -> None:

@@ -38,8 +38,8 @@ class Order(NamedTuple):
     stdin: str  # a file, as the next two
     stdout: str
     stderr: str
-    max_log_bytes: int  # of each of the two
-    grace_s: float  # between SIGTERM and SIGKILL
+    max_log_bytes: int = 0  # of each of the two
+    grace_s: float = 0.0  # between SIGTERM and SIGKILL
     descriptors: list[int] = []  # that it inherits
     is_sandbox: bool = False  # it holds a sandbox, which SIGTERM would end at once: only processes inside get that
     stop: list[str] = []  # the command that ends all processes of its container; none: it is no container
@@ -127,7 +127,7 @@ class Supervisor:
         }
 
     def _watch_children(self) -> None:
-        if not self._order.remove:  # what watches a container outlives whoever started it
+        if not self._order.remove:  # podman leaves a process that watches the container, and that is not ours to end
             adopt_orphans()
         woken, waker = os.pipe()
         for end in (woken, waker):
