@@ -1,4 +1,4 @@
-"""Every error that Rolltape raises on purpose, one family for each border that it guards.
+"""Every error that Rolltape raises on purpose, one family for each boundary of the program.
 
     RolltapeError
     ├── RecordError            recording: the data is not a valid record; nothing was recorded
@@ -12,7 +12,7 @@
     │   ├── DamagedTapeError   the stored bytes are not those that were written
     │   ├── TapeWriteError     a write failed (disk full, no permission)
     │   └── NoSuchRollout      the run has no such rollout, session, turn, or note
-    │       └── AmbiguousId    the run has several rollouts that an id may mean
+    │       └── AmbiguousId    several rollouts of the run match an id
     ├── PolicyError            samples: a cut policy or an option of one is unknown or contradicts itself
     ├── LedgerError            samples: a token is unaccounted for, or trains twice; please report it
     ├── GroupsError            groups: they cannot be given to a trainer as asked
@@ -30,7 +30,7 @@
     ├── GatewayError           agents' requests: one cannot be served; it carries the HTTP status to answer with
     │   ├── BadRequest         the request is malformed or asks for something unsupported
     │   │   └── PromptTooLong  the prompt is far longer than the context; it was not even tokenized
-    │   ├── BodyTimeout        the request's body did not come in time
+    │   ├── BodyTimeout        the request's body did not arrive in time
     │   ├── NotAllowed         the key is missing or gives no access
     │   ├── NoSuchSession      there is no session with that id
     │   ├── SessionEnded       the session takes no more turns; do not retry
@@ -43,12 +43,12 @@
     │   └── NoSuchFunction     "python:module:function" cannot be imported or called
     ├── AgentError             agents: the name is unknown, or the program is missing
     ├── CollectError           collection: it cannot start or continue as asked
-    │   ├── ToolServerError    a server of tools cannot be started, has gone, or breaks its protocol
+    │   ├── ToolServerError    a tool server cannot be started, has ended, or breaks its protocol
     │   └── UserCodeTimeout    a function of an environment, a checker or a judge has not returned in time
     ├── FilterError            filters: a rule cannot judge a rollout; nothing was filtered
     ├── ViewError              the web page: runs cannot be shown as asked
     │   └── NoAnswer           a request of the page cannot be answered; it carries the HTTP status
-    ├── MissingExtra           a package that is installed with an extra is missing
+    ├── MissingExtra           a package of an extra is not installed
     └── UsageError             the command line: a flag or an argument is wrong
 
 A message says where, the two facts that disagree, and what to do next:
@@ -116,7 +116,7 @@ class NoSuchRollout(TapeError):
 
 
 class AmbiguousId(NoSuchRollout):
-    """The run has several rollouts whose ids begin so, or that other programs call so."""
+    """Several rollouts of the run match the id, as a prefix or as a foreign id."""
 
 
 class PolicyError(RolltapeError):
@@ -190,7 +190,7 @@ class EngineFault(EngineError):
 
 
 class EngineDied(EngineError):
-    """The connection ended in the middle of a reply. `partial` is what had been received, or None."""
+    """The connection ended in the middle of a reply. `partial` is what arrived before, or None."""
 
     def __init__(self, message: str, partial: object = None) -> None:
         super().__init__(message)
@@ -202,8 +202,8 @@ class GatewayError(RolltapeError):
 
     status = 500
     final = True
-    code: str | None = None  # as OpenAI's clients know the error; None: they have no word for it
-    retry_after_s: float | None = None  # None: it is not known when a retry may help
+    code: str | None = None  # the error code of OpenAI's API; None: it has none for this error
+    retry_after_s: float | None = None  # None: unknown
 
 
 class BadRequest(GatewayError):
@@ -219,7 +219,7 @@ class PromptTooLong(BadRequest):
 
 
 class BodyTimeout(GatewayError):
-    """The request's body did not come in time."""
+    """The request's body did not arrive in time."""
 
     status = 408
     final = False
@@ -250,7 +250,7 @@ class TurnCapReached(GatewayError):
 
 
 class EngineFailed(GatewayError):
-    """No engine could give the reply. A retry may help, unless it is `final`. `told` is what the agent is told."""
+    """No engine could give the reply. A retry may help, unless it is `final`. `told` is the message to the agent."""
 
     status = 502
     final = False
@@ -274,7 +274,7 @@ class EngineFailed(GatewayError):
 
 
 class RequestRefused(EngineFailed):
-    """A hosted endpoint refuses what the agent sent, and is not to blame for it. The agent is told why."""
+    """A hosted endpoint refuses what the agent sent. The reply to the agent says why."""
 
 
 class TaskError(RolltapeError):
@@ -307,7 +307,7 @@ class CollectError(RolltapeError):
 
 
 class ToolServerError(CollectError):
-    """A server of tools cannot be started, has gone, or breaks its protocol. The attempt is broken."""
+    """A tool server cannot be started, has ended, or breaks its protocol. The attempt has failed."""
 
 
 class UserCodeTimeout(CollectError):
@@ -331,7 +331,7 @@ class NoAnswer(ViewError):
 
 
 class MissingExtra(RolltapeError):
-    """A package that is installed with an extra is missing. The message names both."""
+    """A package of an extra is not installed. The message names both."""
 
 
 class UsageError(RolltapeError):

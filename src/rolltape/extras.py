@@ -1,6 +1,6 @@
-"""Packages that an extra brings: imported when they are first used, with an error that names the extra.
+"""Optional packages: imported on first use, with an error that names the extra to install.
 
-Recording, serving and viewing do without them. Parquet files and shards need pyarrow, `rolltape query` DuckDB.
+Recording, serving and viewing do not need them. Parquet files and shards need pyarrow; `rolltape query` needs DuckDB.
 """
 
 import sys
@@ -32,7 +32,7 @@ def import_extra(name: str, extra: str) -> ModuleType:
 
 
 class _LazyModule:
-    """Stands for a module until an attribute of it is asked for."""
+    """Stands for a module, and imports it when an attribute is read."""
 
     def __init__(self, name: str, extra: str) -> None:
         self._name, self._extra = name, extra
@@ -48,11 +48,11 @@ if not TYPE_CHECKING:
 
 
 def numpy_dtype(kind: Any) -> np.dtype[Any]:
-    """The numpy type of an Arrow type of numbers. Arrow's own function asks for pandas in older versions (20)."""
+    """The numpy type of a numeric Arrow type. Arrow's own function needs pandas in older versions (20)."""
     dtype: np.dtype[Any] = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
     return dtype
 
 
 def arrow_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What pyarrow raises, which is nothing as long as it has not been imported, and other errors beside."""
+    """Error types to catch: `others`, and pyarrow's base class once pyarrow is imported."""
     return (*others, pa.ArrowException) if "pyarrow" in sys.modules else others

@@ -1,4 +1,4 @@
-"""`__getattr__` of modules: names imported on first use, and old names, given for one release with a warning."""
+"""`__getattr__` for modules: imports names on first use, and returns old names for one release with a warning."""
 
 import sys
 import warnings
@@ -11,12 +11,12 @@ from typing import Any
 def renamed(
     module: str, names: Mapping[str, str], lazy: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], Any]:
-    """A module's `__getattr__` that takes old names. `lazy` has modules, each with names to import on first use.
+    """A module's `__getattr__` that knows old names. `lazy` maps modules to the names to import from them on first use.
 
     __getattr__ = renamed(__name__, {"Room": "RunAheadLimit"})
 
-    A new name with dots is one of another module. An old name that is among the lazy ones is given as it was. A lazy
-    name may differ from that in its module: `open=open_tape`; `groups=` is the module itself.
+    A new name with dots is in another module. An old name that is also a lazy one keeps its old meaning. A lazy name
+    may differ from the name in its module: `open=open_tape`; `groups=` is the module itself.
     """
     homes: dict[str, tuple[str, str]] = {}
     for home, listed in lazy.items():
@@ -34,9 +34,8 @@ def renamed(
         home, own = homes[name]
         imported = import_module(home)
         for other, (place, there) in homes.items():
-            if (
-                there and other not in names and f"{home}.".startswith(f"{place}.")
-            ):  # loaded with it: need not come here
+            # Other names of the module and of its packages are loaded now, and need not come here.
+            if there and other not in names and f"{home}.".startswith(f"{place}."):
                 setattr(sys.modules[module], other, getattr(sys.modules[place], there))
         value = getattr(imported, own) if own else imported
         if name not in names:

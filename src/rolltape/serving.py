@@ -1,4 +1,4 @@
-"""What all HTTP servers of Rolltape share: the event loop, the address, and checks of hosts and keys."""
+"""Shared by all HTTP servers of Rolltape: the event loop, the address, and checks of hosts and keys."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-_FILES = 2**16  # more slows down programs that are started with the limit and close all that they could have open
+_FILES = 2**16  # more slows down child processes that close every possible file at their start
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -24,7 +24,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many connections and files open as the system allows, within reason."""
+    """Raise this process's limit of open files and connections, as far as the system allows, up to 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -40,7 +40,7 @@ def listening_url(runner: web.AppRunner) -> str:
 def open_listener(host: str, port: int, backlog: int, *, shared: bool = False) -> socket.socket:
     """A socket that listens; connections wait in it until a server accepts them. Raises OSError.
 
-    A `shared` port is that of several processes, and the system gives each connection to one of them.
+    Several processes can listen on a `shared` port. The system gives each connection to one of them.
     """
     listener = _bound(host, port, shared=shared)
     listener.listen(backlog)
@@ -49,8 +49,8 @@ def open_listener(host: str, port: int, backlog: int, *, shared: bool = False) -
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
-    """A socket that keeps a port for processes that share it, and accepts nothing itself. Raises OSError."""
-    with _bound(host, port, shared=False) as probe:  # nobody else has it
+    """A socket that reserves a port for processes that share it, and accepts nothing itself. Raises OSError."""
+    with _bound(host, port, shared=False) as probe:  # fails if another process has it
         port = probe.getsockname()[1]
     return _bound(host, port, shared=True)
 
@@ -101,5 +101,5 @@ def bearer_token(request: web.Request) -> str | None:
 
 
 def same_key(given: str, expected: str) -> bool:
-    """Whether two keys are equal, in a time that does not tell where they differ."""
+    """Whether two keys are equal, compared in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode("utf-8", "surrogatepass"))

@@ -120,6 +120,7 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["samples", "zzzz"], "holds no rollout 'zzzz'"),
         (["show"], "ROLLOUT: the run holds 2; name one"),
         (["show", "a.b@exact"], "not a sample id"),
+        (["show", "a.².0.0@exact"], "not a sample id"),
         (["tree"], "ROLLOUT: the run holds 2; name one"),
         (["ls", "--limit", "0"], "--limit"),
         (["ledger", "--try", "0"], "--try: name the ROLLOUT"),
@@ -136,6 +137,9 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["query", "SELECT nothing FROM rollouts"], "SQL: Binder Error"),
         (["query", "SELECT * FROM tokens"], "SQL: Catalog Error: Table with name tokens does not exist!"),
         (["prune"], "nothing to prune; give --before-step, --step, or --side-array"),
+        (["filter", "--reject", "rules"], "--reject: rules names no function"),
+        (["ls", "--step", "x"], "'--step': Input should be a valid integer\n"),
+        (["export", "--format", "xml"], "'--format': 'xml' is not one of 'jsonl'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -145,6 +149,18 @@ def test_wrong_usage_names_the_flag(cli: Cli, run: Path, arguments: list[str], n
     assert named in result.err
     assert result.err.startswith("rolltape: ")
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["score", "tag", "note"])
+def test_a_turn_that_cannot_be_one_is_named_with_its_flag(cli: Cli, run: Path, rollout_id: str, command: str) -> None:
+    result = cli(command, run, rollout_id, "1", "--turn", "x")
+    said = "rolltape: --turn x: not a turn's id; give one, or SESSION.TURN, such as 0.3\n"
+    assert (result.code, result.out, result.err) == (2, "", said)
+
+
+def test_tokens_of_a_missing_run_name_the_run(cli: Cli, tmp_path: Path) -> None:
+    result = cli("tokens", tmp_path / "none")
+    assert (result.code, result.err) == (3, f"rolltape: {tmp_path / 'none'}: no run there (run.json is missing)\n")
 
 
 def test_an_output_that_cannot_be_written(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """On a terminal, in a narrow one, and in a pipe."""
 
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from typer.core import TyperGroup
 
 from commands import STYLE, Cli, on_terminal
 from rolltape.cli.app import STAGES, app
+from rolltape.cli.examples import EXAMPLES
 
 
 def test_help_fits_one_screen(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +52,44 @@ def test_help_is_plain_english(name: str, cli: Cli) -> None:
     shown = cli(name, "--help").out
     for word in ("Likewise", "fares", "That an ", "Of tasks that", "colour", "honour", "may be repeated"):
         assert word not in shown
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in EXAMPLES.items() for line in lines])
+def test_an_example_in_the_help_is_a_valid_command_line(name: str, line: str, cli: Cli) -> None:
+    assert f"\n  {line}\n" in cli(name, "--help").out
+    assert len(line) <= 78
+    program, command, *arguments = shlex.split(line.partition(" | ")[0])
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    assert (program, command) == ("rolltape", name)
+    group.commands[name].make_context(name, arguments).close()
+
+
+READING = ("ls", "compare", "show", "tree", "trace", "query", "samples", "ledger", "export", "check", "seal")
+CHANGING = ("score", "filter", "tag", "note", "prune")
+
+
+def test_examples_work_on_a_recorded_run(
+    run: Path, rollout_id: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    shutil.copytree(run, "runs/exp1")
+    shutil.copytree(run, "runs/exp2")
+    Path("rewards.jsonl").write_text(f'{{"rollout": "{rollout_id}", "reward": 0.5}}\n')
+    for name in (*READING, *CHANGING):
+        for line in EXAMPLES[name]:
+            if "s3://" not in line:
+                arguments = shlex.split(line.partition(" | ")[0])[1:]
+                known = {"4f2a91": rollout_id[:6], "3": "1"}  # the ids and steps of this run
+                result = cli(*(known.get(one, one) for one in arguments))
+                assert (result.code, "Traceback" in result.err) == (0, False), f"{line}: {result.err}"
+
+
+def test_the_scripted_demo_names_a_command_that_works(cli: Cli, tmp_path: Path) -> None:
+    told = cli("demo", "--scripted", tmp_path / "scripted").err
+    _, _, hint = told.strip().partition("; rolltape ")
+    assert cli(*hint.removesuffix(" lists it").split()).code == 0
 
 
 def test_version_is_printed(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import re
 import sys
 from collections import UserDict
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from rolltape.cli.examples import EXAMPLES
 from rolltape.cli.exits import Exit, exit_code, exit_codes_of
 from rolltape.cli.parameters import with_current_flags, with_options
 from rolltape.cli.screen import discard_output, note, visible
@@ -65,9 +67,12 @@ _SETTINGS: dict[str, dict[str, Any]] = {"score": {"ignore_unknown_options": True
 # Some versions of typer vendor their own click; this is the one in use.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
+# What the parser adds to an error that says nothing more.
+_PARSER_WORDS = re.compile(r"Value error, |, unable to parse string as an? \w+")
+
 
 class _Commands(UserDict[str, Any]):
-    """The commands by name, each imported when it is asked for: it need not wait for what the others use."""
+    """The commands by name. Each is imported on first use, so that a command does not wait for the others' imports."""
 
     def __getitem__(self, name: str) -> Any:
         command = super().__getitem__(name)
@@ -105,7 +110,7 @@ class _StagedGroup(TyperGroup):
 
 
 class _SectionedCommand(TyperCommand):
-    """Lists options by their `rich_help_panel`, and accepts flags under their old names."""
+    """Lists options by their `rich_help_panel`, then examples, and accepts flags under their old names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         current, warnings = with_current_flags(self.name, args)
@@ -129,6 +134,9 @@ class _SectionedCommand(TyperCommand):
         for section, lines in sections.items():
             with formatter.section(section):
                 formatter.write_dl(lines)
+        with formatter.section("Examples"):
+            for line in EXAMPLES[str(self.name)]:
+                formatter.write(f"{' ' * formatter.current_indent}{line}\n")
 
 
 app = typer.Typer(
@@ -174,11 +182,11 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(str(error), exit_code(error))
     except _ClickException as error:
         shown = error.format_message() if hasattr(error, "format_message") else str(error)
-        return _fail(shown, Exit.USAGE)
+        return _fail(_PARSER_WORDS.sub("", shown), Exit.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of the pipe is gone; nobody is left to tell.
+        # The reader of the pipe is gone, as after `| head -1`.
         discard_output()
         return Exit.OK
     except OSError as error:
@@ -191,7 +199,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The entry point of the program."""
-    gc.set_threshold(50_000, 20, 20)  # commands make many records and few cycles; a search through them takes a tenth
+    gc.set_threshold(50_000, 20, 20)  # many records, few cycles: collecting would take a tenth of the time
     sys.exit(run(sys.argv[1:]))
 
 

@@ -3,24 +3,35 @@
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from rolltape.cli.parameters import argument, either, option
+from rolltape.cli.parameters import argument, either, flag_of, given_flags, option
 from rolltape.errors import PolicyError, UsageError
 from rolltape.records.policy import Advantage, Branches, Credit, CutPolicy, RewardShare, cut_policy
 from rolltape.records.turn import LogprobKind
+
+if TYPE_CHECKING:
+    from rolltape.collect.environments.judge import Judge
+    from rolltape.gateway.engines.request_limit import RequestLimit
+    from rolltape.gateway.request import SamplingParams
+    from rolltape.tape.run import RolloutRow
 
 RunArgument = Annotated[str, argument("RUN", "Run directory, or URL of published shards.")]
 RolloutArgument = Annotated[
     str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix; not needed if the run has one rollout.")
 ]
+NamedRollout = Annotated[str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix.")]
 TryOption = Annotated[int | None, option("--try N", "Try of ROLLOUT (default: the latest finished one).")]
+TurnOption = Annotated[
+    str | None, option("--turn TURN", "Only this turn: its id, or SESSION.TURN as in `rolltape trace`.")
+]
 StepOption = Annotated[int | None, option("--step N", "Only rollouts of this step.")]
 GroupOption = Annotated[str | None, option("--group ID", "Only rollouts of this group.")]
 TaskOption = Annotated[str | None, option("--task ID", "Only rollouts of this task.")]
 TagOption = Annotated[str | None, option("--tag TAG", "Only rollouts with this tag, also on a turn or token.")]
+NoBrowserOption = Annotated[bool, option("--no-browser", "Do not open a browser.")]
 NotedOption = Annotated[bool, option("--noted", "Only rollouts with a note, also on a turn or token.")]
 JsonOption = Annotated[bool, option("--json", "Print one JSON object per line.")]
 DryRunOption = Annotated[bool, option("--dry-run", "Show what would change, and change nothing.")]
@@ -37,7 +48,7 @@ TokenizerOption = Annotated[
 
 @dataclass(frozen=True)
 class RolloutFilter:
-    """Which rollouts of a run are meant."""
+    """Filters on the rollouts of a run."""
 
     step: StepOption = None
     group: GroupOption = None
@@ -47,12 +58,12 @@ class RolloutFilter:
 
     def flags(self) -> str:
         """The flags as the user typed them, for an error."""
-        given = {"--step": self.step, "--group": self.group, "--task": self.task, "--tag": self.tag}
-        named = [f"{flag} {value}" for flag, value in given.items() if value is not None]
+        values = {"--step": self.step, "--group": self.group, "--task": self.task, "--tag": self.tag}
+        named = [f"{flag} {values[flag]}" for flag in given_flags(values)]
         return " ".join([*named, *(["--noted"] if self.noted else [])])
 
     def holds(self, row: "RolloutRow") -> bool:
-        """Whether a rollout is meant."""
+        """Whether a rollout passes the filters."""
         return (
             self.step in (None, row.step)
             and self.task in (None, row.task_id)
@@ -98,7 +109,7 @@ class CutOptions:
             return cut_policy(name or self.policy, **given)
         except PolicyError as error:
             wrong = next((choice for choice in given if choice in str(error)), None)
-            raise UsageError(f"{f'--{wrong}'.replace('_', '-') if wrong else flag}: {error}") from None
+            raise UsageError(f"{flag_of(wrong) if wrong else flag}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -128,25 +139,6 @@ def require_key(host: str, key: str | None, flag: str) -> None:
         raise UsageError(f"--host {host}: not a loopback address, so anyone could connect; give {flag} as well")
 
 
-if TYPE_CHECKING:
-    from rolltape.collect.environments.judge import Judge
-    from rolltape.gateway.engines.request_limit import RequestLimit
-    from rolltape.gateway.prompts.chat import Retention
-    from rolltape.gateway.request import SamplingParams
-    from rolltape.gateway.turn.constraints import ConstrainLevel
-    from rolltape.tape.run import RolloutRow
-
-
-def retention_named(name: str | None) -> "Retention | None":
-    """What --thinking-retention names; None if it is not given."""
-    from rolltape.gateway.prompts.chat import Retention
-
-    known: dict[str | None, Retention | None] = {None: None, **{one: one for one in get_args(Retention)}}
-    if name not in known:
-        raise UsageError(f"--thinking-retention {name}: unknown; use one of {', '.join(get_args(Retention))}")
-    return known[name]
-
-
 def request_limit(flags: str, at_once: int | None, per_minute: float | None) -> "RequestLimit | None":
     """The limit that a pair of flags gives; None if they give none."""
     from rolltape.gateway.engines.request_limit import RequestLimit
@@ -161,10 +153,24 @@ engine_option = partial(option, section="Engine")
 judge_option = partial(option, section="Judge")
 sampling_option = partial(option, section="Sampling")
 
+EngineKeyOption = Annotated[
+    str | None, engine_option("--engine-key KEY", "API key of the engines.", envvar="ROLLTAPE_ENGINE_KEY")
+]
+RendererOption = Annotated[
+    str | None, engine_option("--renderer NAME", "Chat renderer, such as qwen3 (default: by the model).")
+]
+RetentionOption = Annotated[
+    Literal["template", "tool_cycle", "all"] | None,
+    sampling_option(
+        "--thinking-retention HOW",
+        "Earlier thinking kept in prompts: template, tool_cycle, or all (every prompt extends the last).",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """Who judges tasks that do not name a judge, and how long code of the user may take."""
+    """Who judges tasks that do not name a judge, and how long user code may take."""
 
     judge_url: Annotated[
         str | None, judge_option("--judge-url URL", "OpenAI-compatible judge of tasks that do not name one.")
@@ -182,9 +188,7 @@ class JudgeOptions:
     ] = None
     score_timeout_s: Annotated[
         float,
-        judge_option(
-            "--score-timeout SECONDS", "Maximum time per call of an environment's, checker's, or judge's function."
-        ),
+        judge_option("--score-timeout SECONDS", "Maximum time per call of an environment, checker, or judge function."),
     ] = 300.0
 
     def judge(self) -> "Judge | None":
@@ -213,9 +217,7 @@ class EngineOptions:
             "replay:RUN#ROLLOUT; repeatable (default: tiny).",
         ),
     ] = None
-    engine_key: Annotated[
-        str | None, engine_option("--engine-key KEY", "API key of the engines.", envvar="ROLLTAPE_ENGINE_KEY")
-    ] = None
+    engine_key: EngineKeyOption = None
     served_model_name: Annotated[
         str | None,
         engine_option("--served-model-name NAME", "Model name for agents and in records (default: the engine's)."),
@@ -237,18 +239,10 @@ class EngineOptions:
         float,
         engine_option("--engine-retry SECONDS", "Time to retry an engine that is down, or answers 429 or 5xx.", min=0),
     ] = 60.0
-    renderer: Annotated[
-        str | None, engine_option("--renderer NAME", "Chat renderer, such as qwen3 (default: by the model).")
-    ] = None
-    thinking_retention: Annotated[
-        str | None,
-        sampling_option(
-            "--thinking-retention HOW",
-            "Earlier thinking kept in prompts: template, tool_cycle, or all (every prompt extends the last).",
-        ),
-    ] = None
+    renderer: RendererOption = None
+    thinking_retention: RetentionOption = None
     constrain: Annotated[
-        str,
+        Literal["none", "forced", "all"],
         sampling_option(
             "--constrain none|forced|all",
             "Constrained decoding where the agent demands it: never, for required calls and JSON schemas, or for "
@@ -265,19 +259,6 @@ class EngineOptions:
     @property
     def engines(self) -> list[str]:
         return self.engine or ["tiny"]
-
-    def retention(self) -> "Retention | None":
-        """What --thinking-retention names; None if it is not given."""
-        return retention_named(self.thinking_retention)
-
-    def constrain_level(self) -> "ConstrainLevel":
-        """What --constrain names."""
-        from rolltape.gateway.turn.constraints import ConstrainLevel
-
-        known: dict[str, ConstrainLevel] = {name: name for name in get_args(ConstrainLevel)}
-        if self.constrain not in known:
-            raise UsageError(f"--constrain {self.constrain}: unknown; use one of {', '.join(known)}")
-        return known[self.constrain]
 
     def forced_sampling(self, **named: Any) -> "SamplingParams":
         """What --force sets, and the parameters with flags of their own that are not None."""
@@ -296,6 +277,6 @@ class EngineOptions:
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at `$.")
             name = where.rstrip("`").partition("[")[0]
-            flag = "--max-reply-tokens" if name == "max_tokens" else f"--{name.replace('_', '-')}"
+            flag = "--max-reply-tokens" if name == "max_tokens" else flag_of(name)
             where = f"{flag} {named[name]}" if name in named else f"--force {' '.join(given)}"
             raise UsageError(f"{where}: {what}") from None

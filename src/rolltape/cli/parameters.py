@@ -11,7 +11,8 @@ import dataclasses
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_type_hints
 
 import typer
@@ -54,6 +55,21 @@ def either(values: type[enum.StrEnum]) -> str:
     """The values of an enum in words, for a help text."""
     *names, last = (one.value for one in values)
     return f"{', '.join(names)}{',' if len(names) > 1 else ''} or {last}"
+
+
+def flag_of(setting: str) -> str:
+    """The flag of a setting: `--max-turns` of max_turns, `--timeout` of timeout_s."""
+    return "--" + setting.removesuffix("_s").replace("_", "-")
+
+
+def name_flags(message: str, settings: Iterable[str]) -> str:
+    """A message with the names of settings replaced by their flags, except in quotes."""
+    return re.sub(rf"(?<![\w.'])({'|'.join(settings)})\b", lambda found: flag_of(found[0]), message)
+
+
+def given_flags(values: Mapping[str, object]) -> list[str]:
+    """The flags that the user gave, by their values: all but those that are None or False."""
+    return [flag for flag, value in values.items() if value is not None and value is not False]
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:

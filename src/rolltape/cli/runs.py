@@ -1,6 +1,6 @@
 """Opening a run for a command, selecting rollouts and samples, and reporting what could not be read."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,6 @@ from rolltape.records.ids import is_sample_id_of_0_1, last_turn_of, names_sample
 from rolltape.records.policy import PRESETS, Credit, CutPolicy
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Sample
-from rolltape.records.turn import Ids
 from rolltape.samples import Linearized, counted_tries, linearize_under
 from rolltape.samples.linearize import linearize_each, samples_of_rollouts
 from rolltape.samples.spelling import Spell, Spellings, speller, token_texts, tokenizer_in
@@ -159,7 +158,7 @@ def report_problems(opened: OpenedRun) -> int:
 def rollout_of_sample(sample_id: str) -> tuple[str, int]:
     """The rollout and the try of a sample."""
     parts = last_turn_of(sample_id).rsplit(".", 3)
-    if len(parts) != 4 or not parts[1].isdigit():
+    if len(parts) != 4 or not parts[1].isdecimal():
         raise UsageError(f"ROLLOUT {sample_id}: not a sample id; `rolltape samples --json` lists them")
     return parts[0], int(parts[1])
 
@@ -203,7 +202,7 @@ def open_spellings(tokenizer: str | None, run: str) -> Spellings:
         raise UsageError(f"--tokenizer: {error}") from None
 
 
-def excerpt(ids: Ids, spell: Spell | None, limit: int = 12) -> str:
+def excerpt(ids: Sequence[int], spell: Spell | None, limit: int = 12) -> str:
     """The first few tokens as text, or as ids without a tokenizer."""
-    texts = token_texts(ids[:limit].tolist(), spell)
+    texts = token_texts(ids[:limit], spell)
     return " ".join(text.replace(" ", "␣") for text in texts) + (" …" if len(ids) > limit else "")

@@ -48,7 +48,7 @@ def print_table(
     On a narrow terminal `flexible` columns are shortened, then `spare` ones are left out, and a note names them.
     """
     names = [visible(column) for column in columns]
-    # Nearly all text is printable: a look at whole rows spares one at each of their cells.
+    # Nearly all text is printable, so whole rows are checked first.
     shown = [row if "".join(row).isprintable() else [visible(cell) for cell in row] for row in rows]
     (header, *lines), left_out = fit_columns(
         names, shown, left=left, flexible=flexible, spare=spare, width=terminal_width()
@@ -85,6 +85,12 @@ def print_hanging(mark: str, style: str, lead: str, text: str, text_style: str =
     sys.stdout.flush()
 
 
+def print_rest(hidden: int, word: str = "", hint: str = "") -> None:
+    """Print how many rows are not shown, if there are any."""
+    if hidden > 0:
+        print_line(f"… and {plural(hidden, f'more {word}') if word else f'{hidden:,} more'}{hint}")
+
+
 def print_json(value: object) -> None:
     """Print one JSON object on a line, with NaN and infinity spelled out."""
     text = encode_numbers(value, "output").decode()
@@ -117,7 +123,7 @@ def writes_unicode() -> bool:
 
 
 def discard_output() -> None:
-    """Drop what is still buffered: flushing it at exit would fail again."""
+    """Discard buffered output, which could not be flushed at exit either."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -198,7 +204,7 @@ def fit_columns(
     first column always stays.
     """
     texts = [columns, *rows]
-    # For long tables at the cost of the texts' lengths, where these are their widths.
+    # Long tables: the width of ASCII text is its length, and needs no measuring.
     is_ascii = "".join(map("".join, texts)).isascii()
     measure = len if is_ascii else cell_width
     natural = [max([measure(cells[at]) for cells in texts]) for at in range(len(columns))]

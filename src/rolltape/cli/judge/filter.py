@@ -1,4 +1,4 @@
-"""`rolltape filter`: exclude rollouts from training by a rule, undo that, or list what is excluded and why."""
+"""`rolltape filter`: exclude rollouts from training by a rule, undo that, or list what is excluded."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,12 +6,12 @@ from typing import Annotated, NamedTuple
 
 import rolltape
 from rolltape.cli.options import DryRunOption, JsonOption, RolloutFilter, RunArgument
-from rolltape.cli.parameters import option
+from rolltape.cli.parameters import given_flags, option
 from rolltape.cli.runs import OpenedRun, SelectedRollouts, open_snapshot, report_problems
-from rolltape.cli.screen import count, note, plural, print_json, print_line, print_table, tracked
+from rolltape.cli.screen import count, note, plural, print_json, print_line, print_rest, print_table, tracked
 from rolltape.collect import filters
-from rolltape.collect.filters import Verdict, active_filters
-from rolltape.errors import UsageError
+from rolltape.collect.filters import Verdict
+from rolltape.errors import NoSuchFunction, UsageError
 from rolltape.records.rollout import EventKind
 from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.run import RolloutRow
@@ -39,10 +39,10 @@ def filter(  # noqa: A001 - the name of the command
 ) -> int:
     """Exclude rollouts from training by a rule, or undo that.
 
-    Without a rule, list what is excluded and why. Nothing is deleted from the tape.
+    Without a rule, list what is excluded and why. The tape keeps everything.
     """
-    asked = {"--no-spread": no_spread, "--stale": stale is not None, "--reject": reject is not None, "--undo": undo}
-    given = [flag for flag, is_given in asked.items() if is_given]
+    asked = {"--no-spread": no_spread, "--stale": stale, "--reject": reject, "--undo": undo}
+    given = given_flags(asked)
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of them")
     if by is not None and not undo:
@@ -85,7 +85,10 @@ def _rule(
 ) -> tuple[str, Iterable[Verdict]]:
     """The rule to apply, by its name on the tape, and its verdicts."""
     if function is not None:
-        by, reject = filters.reject_named(function)
+        try:
+            by, reject = filters.reject_named(function)
+        except NoSuchFunction as error:
+            raise UsageError(f"--reject: {error}") from None
         return by, tracked(filters.rejected(tape.run, rows, reject, by), by, len(rows))
     if limit is None:
         return filters.NO_SPREAD, filters.no_spread(rows)
@@ -124,7 +127,7 @@ def _undo(tape: OpenedRun, rows: Sequence[RolloutRow], by: str | None) -> _Found
 
 def _current(tape: OpenedRun, rows: Sequence[RolloutRow], change: str) -> list[_Line]:
     """The filters in effect."""
-    before = active_filters(tape.run)
+    before = filters.active_filters(tape.run)
     return [_Line(row.key, by, why, change) for row in rows for by, why in before.get(row.key, {}).items()]
 
 
@@ -159,5 +162,4 @@ def _print_table(lines: Sequence[_Line], rows: dict[tuple[str, int], RolloutRow]
     ]
     columns = ["by", "rollouts", "sampled", "reason"]
     print_table(columns, shown, left=["by", "reason"], flexible=["by", "reason"], spare=["sampled"])
-    if len(rollouts) > _SHOWN_REASONS:
-        print_line(f"… and {plural(len(rollouts) - _SHOWN_REASONS, 'more reason')}")
+    print_rest(len(rollouts) - _SHOWN_REASONS, "reason")

@@ -1,33 +1,33 @@
-"""`rolltape note`: write a note on a rollout, a turn or a token, change it, take it back, and list notes."""
+"""`rolltape note`: write, change, remove, and list notes on rollouts, turns, and tokens."""
 
 from datetime import UTC, datetime
 from typing import Annotated
 
 import rolltape
 from rolltape.cli.judge.places import PlaceOptions, place_text
-from rolltape.cli.options import JsonOption, OneRollout, RunArgument
+from rolltape.cli.options import JsonOption, NamedRollout, OneRollout, RunArgument
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.runs import OpenedRun, SelectedRollouts, open_snapshot, report_problems
 from rolltape.cli.screen import SHORT_ID, plural, print_json, print_line, print_table
 from rolltape.errors import UsageError
-from rolltape.records.events import Note
+from rolltape.records.rollout import Note
 from rolltape.tape.stored import Key
 
 
 def note(
     run: RunArgument,
-    rollout: Annotated[str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix.")] = None,
-    text: Annotated[str | None, argument("TEXT", "What to note.")] = None,
+    rollout: NamedRollout = None,
+    text: Annotated[str | None, argument("TEXT", "Text of the note.")] = None,
     *,
-    edit: Annotated[str | None, option("--edit NOTE", "Give this note of the rollout TEXT instead.")] = None,
-    remove: Annotated[str | None, option("--remove NOTE", "Take this note of the rollout back.")] = None,
+    edit: Annotated[str | None, option("--edit NOTE", "Replace the text of this note.")] = None,
+    remove: Annotated[str | None, option("--remove NOTE", "Remove this note.")] = None,
     place: PlaceOptions,
     as_json: JsonOption = False,
 ) -> int:
     """Write a note on a rollout, turn, or token, or list notes.
 
-    Without ROLLOUT, list all notes of the run; without TEXT, those of the rollout. Nothing is deleted from the tape: a
-    note that was changed or taken back stays in its history.
+    Without ROLLOUT, list all notes of the run; without TEXT, those of the rollout. The tape
+    keeps the history of notes that were changed or removed.
     """
     _check(rollout, text, edit, remove, place)
     with open_snapshot(run) as tape:

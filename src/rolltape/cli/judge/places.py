@@ -4,31 +4,28 @@ import getpass
 from dataclasses import dataclass
 from typing import Annotated
 
-from rolltape.cli.options import TryOption
-from rolltape.cli.parameters import option
+from rolltape.cli.options import TryOption, TurnOption
+from rolltape.cli.parameters import given_flags, option
 from rolltape.cli.runs import SelectedRollouts
-from rolltape.errors import UsageError
-from rolltape.records.events import TokenRange
-from rolltape.records.ids import complete_turn_id
-from rolltape.records.rollout import Rollout
+from rolltape.errors import RecordError, UsageError
+from rolltape.records.ids import complete_turn_id, is_short_turn, parse_turn_id, short_turn
+from rolltape.records.rollout import Rollout, TokenRange
 from rolltape.tape.recording.annotating import check_place
 
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Which part of a rollout is meant, and who says something of it."""
+    """Which part of a rollout a tag or note is on, and who writes it."""
 
-    turn: Annotated[str | None, option("--turn TURN", "This turn: its id, or SESSION.TURN as in `rolltape trace`.")] = (
-        None
-    )
+    turn: TurnOption = None
     tokens: Annotated[
         str | None, option("--tokens N[:M]", "Token N of the turn, or N up to M; those of its prompt come first.")
     ] = None
     try_index: TryOption = None
-    by: Annotated[str | None, option("--by NAME", "Who says it (default: your user name).")] = None
+    by: Annotated[str | None, option("--by NAME", "Author (default: your user name).")] = None
 
     def author(self) -> str:
-        """Who says it."""
+        """Who writes it."""
         return self.by or getpass.getuser()
 
     def find(self, selected: SelectedRollouts) -> tuple[Rollout, str | None, TokenRange | None]:
@@ -36,15 +33,22 @@ class PlaceOptions:
         (rollout,) = selected
         if self.tokens is not None and self.turn is None:
             raise UsageError(f"--tokens {self.tokens}: give --turn as well")
-        turn = None if self.turn is None else complete_turn_id(self.turn, *rollout.key)
+        turn = None if self.turn is None else complete_turn_id(check_turn(self.turn), *rollout.key)
         tokens = None if self.tokens is None else _parse_tokens(self.tokens)
         check_place(rollout, turn, tokens)
         return rollout, turn, tokens
 
     def given(self) -> list[str]:
-        """The flags that name a place."""
-        named = {"--turn": self.turn, "--tokens": self.tokens, "--by": self.by}
-        return [flag for flag, value in named.items() if value is not None]
+        """The flags that name a place or an author."""
+        return given_flags({"--turn": self.turn, "--tokens": self.tokens, "--by": self.by})
+
+
+def check_turn(given: str) -> str:
+    """What --turn names, if it can be a turn."""
+    try:
+        return given if is_short_turn(given) else parse_turn_id(given).id
+    except RecordError:
+        raise UsageError(f"--turn {given}: not a turn's id; give one, or SESSION.TURN, such as 0.3") from None
 
 
 def _parse_tokens(given: str) -> TokenRange:
@@ -59,8 +63,7 @@ def place_text(turn: str | None, tokens: TokenRange | None) -> str:
     """A place within a rollout in a few characters: SESSION.TURN and the tokens."""
     if turn is None:
         return ""
-    short = ".".join(turn.rsplit(".", 2)[1:])
     if tokens is None:
-        return short
+        return short_turn(turn)
     start, stop = tokens
-    return f"{short} token {start:,}" if stop == start + 1 else f"{short} tokens {start:,}:{stop:,}"
+    return short_turn(turn) + (f" token {start:,}" if stop == start + 1 else f" tokens {start:,}:{stop:,}")

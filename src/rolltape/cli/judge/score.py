@@ -6,10 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import rolltape
-from rolltape.cli.options import DryRunOption, JsonOption, JudgeOptions, RolloutArgument, RunArgument, TryOption
-from rolltape.cli.parameters import argument, option
+from rolltape.cli.judge.places import check_turn, place_text
+from rolltape.cli.options import (
+    DryRunOption,
+    JsonOption,
+    JudgeOptions,
+    NamedRollout,
+    RunArgument,
+    TryOption,
+    TurnOption,
+)
+from rolltape.cli.parameters import argument, given_flags, option
 from rolltape.cli.runs import open_run, open_snapshot, report_problems
-from rolltape.cli.screen import SHORT_ID, note, number, plural, print_json, print_line, print_table
+from rolltape.cli.screen import SHORT_ID, note, number, plural, print_json, print_line, print_rest, print_table
 from rolltape.collect.rewards import LateReward, RewardPaths, late_rewards, record_rewards
 from rolltape.collect.sources.entries import SourceEntry
 from rolltape.collect.sources.jsonfiles import json_lines_file, json_lines_stream
@@ -21,34 +30,28 @@ _SHOWN_REWARDS = 20
 
 def score(
     run: RunArgument,
-    rollout: RolloutArgument = None,
+    rollout: NamedRollout = None,
     reward: Annotated[str | None, argument("REWARD", "A number; nan and inf are allowed.")] = None,
     *,
     terms: Annotated[list[str] | None, option("--term NAME=VALUE", "A term of the reward; repeatable.")] = None,
     by: Annotated[str | None, option("--by NAME", "Who gives the reward.")] = None,
-    turn: Annotated[
-        str | None, option("--turn TURN", "Reward this turn: its id, or SESSION.TURN as in `rolltape trace`.")
-    ] = None,
+    turn: TurnOption = None,
     try_index: TryOption = None,
     source: Annotated[str | None, option("--from FILE", "JSON lines with rollout and reward; - is stdin.")] = None,
     id_field: Annotated[
         str | None,
-        option(
-            "--id-field NAME", "With --from: the field that holds the id; traces.0.id leads into objects and lists."
-        ),
+        option("--id-field NAME", "With --from: field with the id; traces.0.id reaches into objects and lists."),
     ] = None,
-    reward_field: Annotated[
-        str | None, option("--reward-field NAME", "With --from: the field that holds the reward.")
-    ] = None,
+    reward_field: Annotated[str | None, option("--reward-field NAME", "With --from: field with the reward.")] = None,
     term_fields: Annotated[
         list[str] | None,
-        option("--term-field NAME", "With --from: a field with a term, or with an object of terms; repeatable."),
+        option("--term-field NAME", "With --from: field with a term, or an object of terms; repeatable."),
     ] = None,
     skip_unknown: Annotated[
-        bool, option("--skip-unknown", "With --from: skip lines about rollouts that the run does not hold.")
+        bool, option("--skip-unknown", "With --from: skip lines about rollouts that the run does not have.")
     ] = False,
     ungraded: Annotated[
-        bool, option("--ungraded", "Grade again what could not be graded when it ended, without sampling.")
+        bool, option("--ungraded", "Grade the rollouts that could not be graded; nothing is sampled.")
     ] = False,
     step: Annotated[int | None, option("--step N", "With --ungraded: only rollouts of this step.", min=0)] = None,
     judging: JudgeOptions,
@@ -58,15 +61,15 @@ def score(
     """Set rewards of rollouts or turns, also after they finished.
 
     The latest reward counts; earlier ones stay on the tape. With --from, each line is a JSON object with rollout and
-    reward, and optionally terms, by, try, and turn. The file of another program is read as it is with --id-field,
-    --reward-field, or --term-field: all other fields are then ignored. All lines are checked before the first is
-    recorded. With --ungraded, environments and judges grade rollouts again that they could not grade.
+    reward, and optionally terms, by, try, and turn. --id-field, --reward-field, and --term-field name the fields of
+    another program's file; its other fields are then ignored. All lines are checked before the first is recorded. With
+    --ungraded, environments and judges grade the rollouts that they could not grade before.
     """
     if ungraded:
         from rolltape.cli.judge.ungraded import grade_ungraded
 
         given = {"ROLLOUT": rollout, "--term": terms, "--by": by, "--turn": turn, "--try": try_index, "--from": source}
-        if wrong := [name for name, value in given.items() if value is not None]:
+        if wrong := given_flags(given):
             raise UsageError(f"--ungraded grades all rollouts without a grade; leave out {wrong[0]}")
         return grade_ungraded(
             open_run(run).run,
@@ -78,13 +81,12 @@ def score(
         )
     if step is not None:
         raise UsageError("--step needs --ungraded")
-    for_file = {"--id-field": id_field, "--reward-field": reward_field, "--term-field": term_fields}
-    if source is None and (wrong := [name for name, value in for_file.items() if value is not None]):
-        raise UsageError(f"{wrong[0]} needs --from")
-    if source is None and skip_unknown:
-        raise UsageError("--skip-unknown needs --from")
+    named_fields = {"--id-field": id_field, "--reward-field": reward_field, "--term-field": term_fields}
+    for_file = given_flags({**named_fields, "--skip-unknown": skip_unknown})
+    if source is None and for_file:
+        raise UsageError(f"{for_file[0]} needs --from")
     fields = None
-    if any(value is not None for value in for_file.values()):
+    if given_flags(named_fields):
         fields = RewardPaths(id_field or "rollout", reward_field or "reward", tuple(term_fields or ()))
     label, entries = _rewards(rollout, reward, terms, turn, try_index, source)
     skipped: list[str] = []
@@ -114,11 +116,11 @@ def _rewards(
         if rollout is None or reward is None:
             raise UsageError("give ROLLOUT and REWARD, or --from FILE")
         number = _number(reward, f"REWARD {reward}: give a number")
+        turn = None if turn is None else check_turn(turn)
         fields = {"rollout": rollout, "reward": number, "terms": _numbers(terms or ()), "turn": turn, "try": try_index}
         return None, [SourceEntry("ROLLOUT", {name: value for name, value in fields.items() if value is not None})]
-    for name, value in {"ROLLOUT": rollout, "--term": terms, "--turn": turn, "--try": try_index}.items():
-        if value is not None:
-            raise UsageError(f"--from {source}: {name} must be given in the file")
+    if wrong := given_flags({"ROLLOUT": rollout, "--term": terms, "--turn": turn, "--try": try_index}):
+        raise UsageError(f"--from {source}: {wrong[0]} must be given in the file")
     reading = json_lines_stream(sys.stdin.buffer, None) if source == "-" else json_lines_file(source, None)
     return reading.label, reading.entries
 
@@ -151,8 +153,7 @@ def _print(rewards: Sequence[LateReward], skipped: Sequence[str], *, as_json: bo
         return
     if fresh:
         _print_table(fresh[:_SHOWN_REWARDS])
-    if len(fresh) > _SHOWN_REWARDS:
-        print_line(f"… and {len(fresh) - _SHOWN_REWARDS:,} more")
+    print_rest(len(fresh) - _SHOWN_REWARDS)
     recorded = f"{len(fresh):,} {'to record' if dry_run else 'recorded'}, {changed:,} changed"
     print_line(f"{plural(len(rewards), 'reward')}: {recorded if fresh else 'nothing new'}")
     if skipped:
@@ -171,7 +172,7 @@ def _print_table(rewards: Sequence[LateReward]) -> None:
                 str(one.row.head.step),
                 one.row.head.task_id or "",
                 str(one.row.head.attempt),
-                "" if one.statement.turn is None else ".".join(one.statement.turn.rsplit(".", 2)[1:]),
+                place_text(one.statement.turn, None),
                 number(one.before),
                 number(one.reward),
                 one.statement.by or "",
@@ -185,7 +186,7 @@ def _print_table(rewards: Sequence[LateReward]) -> None:
 
 
 def _notes(rewards: Sequence[LateReward]) -> Iterator[str]:
-    """Notes on rewards that may not have the expected effect."""
+    """Warnings about rewards that may not have the expected effect."""
     whole = [one for one in rewards if one.statement.turn is None]
     endless = sum(not math.isfinite(one.reward) for one in whole)
     running = sum(one.row.outcome.status is Status.RUNNING for one in whole)

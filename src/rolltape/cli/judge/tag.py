@@ -1,10 +1,10 @@
-"""`rolltape tag`: tag rollouts, turns or tokens, take tags back, and list the tags of a run."""
+"""`rolltape tag`: add, remove, and list tags of rollouts, turns, and tokens."""
 
 from typing import Annotated
 
 import rolltape
 from rolltape.cli.judge.places import PlaceOptions, place_text
-from rolltape.cli.options import JsonOption, OneRollout, RunArgument
+from rolltape.cli.options import JsonOption, NamedRollout, OneRollout, RunArgument
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.runs import OpenedRun, SelectedRollouts, open_snapshot, report_problems
 from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table
@@ -13,17 +13,17 @@ from rolltape.errors import UsageError
 
 def tag(
     run: RunArgument,
-    rollout: Annotated[str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix.")] = None,
+    rollout: NamedRollout = None,
     tags: Annotated[list[str] | None, argument("TAG...", "Tags to add; `bookmark` is the star in the viewer.")] = None,
     *,
-    remove: Annotated[bool, option("--remove", "Take the tags away instead.")] = False,
+    remove: Annotated[bool, option("--remove", "Remove the tags.")] = False,
     place: PlaceOptions,
     as_json: JsonOption = False,
 ) -> int:
     """Tag rollouts, turns, or tokens, or list the tags of a run.
 
     Without ROLLOUT, list all tags of the run; without TAG, those of the rollout. A rollout may have any number of tags.
-    Nothing is deleted from the tape: a tag that was taken away stays in its history.
+    The tape keeps the history of tags that were removed.
     """
     if not tags and (remove or place.given()):
         raise UsageError(f"{(['--remove'] if remove else place.given())[0]}: name a ROLLOUT and a TAG")

@@ -1,1 +1,1 @@
-"""Commands that show a run: view, ls, show, tree, trace, query, push."""
+"""Commands that show a run: view, ls, compare, show, tree, trace, query, push."""

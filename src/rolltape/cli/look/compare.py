@@ -1,12 +1,11 @@
 """`rolltape compare`: compare two runs, or two parts of one, task by task."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from rolltape.cli.options import JsonOption
-from rolltape.cli.parameters import argument, option
+from rolltape.cli.parameters import argument, name_flags, option
 from rolltape.cli.screen import number, plural, print_json, print_line, print_table
 from rolltape.errors import NoAnswer, UsageError
 
@@ -43,7 +42,7 @@ def compare(
 ) -> int:
     """Compare two runs, or two parts of one, task by task.
 
-    Tasks are paired by source and id. The difference is B less A. It is tested by a paired t-test over tasks.
+    Tasks are paired by source and id. The difference is B minus A. It is tested by a paired t-test over tasks.
     """
     from rolltape.view.compare.comparisons import comparing
 
@@ -62,12 +61,8 @@ def compare(
                 print_line(whole["result"]["statement"])
                 print_line(_counts(whole))
     except NoAnswer as error:
-        raise UsageError(re.sub(r"\b([ab])_(\w+)|^(measure)", _as_flag, str(error))) from error
+        raise UsageError(name_flags(str(error), (*vars(parts), "measure"))) from error
     return 0
-
-
-def _as_flag(found: re.Match[str]) -> str:
-    return f"--{found[3] or f'{found[1]}-{found[2]}'}"
 
 
 def _tasks(answer: Callable[[dict[str, str]], dict[str, Any]], most: int) -> Iterator[dict[str, Any]]:

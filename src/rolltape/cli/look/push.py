@@ -11,7 +11,7 @@ from typing import Annotated
 
 import rolltape
 from rolltape.cli.options import CutOptions, JsonOption, PolicyOption, RunArgument, StepOption
-from rolltape.cli.parameters import either, option
+from rolltape.cli.parameters import either, given_flags, option
 from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
 from rolltape.cli.screen import note, number, plural, print_json, print_line
 from rolltape.errors import UsageError
@@ -35,7 +35,7 @@ def push(
     step: StepOption = None,
     split: Annotated[str | None, option("--split NAME", "Only rollouts of this split.")] = None,
     default_split: Annotated[
-        str, option("--default-split NAME", "Split of rollouts whose source names none.")
+        str, option("--default-split NAME", "Split of rollouts whose source does not name one.")
     ] = "train",
     max_traces: Annotated[int, option("--max-traces N", "Maximum traces per split and step.")] = 8,
     choose: Annotated[
@@ -64,8 +64,8 @@ def push(
         )
         done = list(_printed(_rounds(pushing, follow), as_json))
     if not done and not pushing.waiting:
-        given = {"--step": step, "--split": split}
-        flags = " ".join(f"{flag} {value}" for flag, value in given.items() if value is not None)
+        values = {"--step": step, "--split": split}
+        flags = " ".join(f"{flag} {values[flag]}" for flag in given_flags(values))
         raise no_match(flags or run, tape.run)
     _print_totals(done, to, as_json)
     for key, running in pushing.waiting.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from rolltape.cli.look.token_colors import Measure, MeasuredTokens, Painter, measure_tokens, version_name
+from rolltape.cli.look.token_colors import Measure, MeasuredTokens, Painter, measure_tokens, plain_values
 from rolltape.cli.look.tree import draw_trees
 from rolltape.cli.options import CutOptions, JsonOption, OneRollout, RunArgument, TokenizerOption
 from rolltape.cli.parameters import either, option
@@ -119,7 +119,7 @@ class TokenPrinter:
     def _print(self, rollout: Rollout, sample: Sample, given: MeasuredTokens) -> None:
         spell = self.spellings.of(next(one for one in rollout.sessions if one.id == sample.session))
         if self._as_json:
-            values = {} if given.by is Measure.TRAINED else {given.by.value: _plain(given, sample)}
+            values = {} if given.by is Measure.TRAINED else {given.by.value: plain_values(given, sample.versions)}
             print_json({"sample": sample.id, "line": spelling.show(sample, spell), **values})
             return
         legend = self._painter.legend(given.by, sample.versions)
@@ -201,14 +201,6 @@ def _print_section(section: Section, made: Linearized, tokens: TokenPrinter, *, 
     width = terminal_width()
     for line, style in transcript_lines(made.rollout, width=width, full=full or width is None):
         print_long(line, style)
-
-
-def _plain(given: MeasuredTokens, sample: Sample) -> list[float | str | None]:
-    """The values for JSON; None where there is none."""
-    pairs = zip(given.values.tolist(), given.present.tolist(), strict=True)
-    if given.by is Measure.VERSION:
-        return [version_name(*sample.versions[int(value)]) if present else None for value, present in pairs]
-    return [value if present else None for value, present in pairs]
 
 
 def transcript_lines(rollout: Rollout, *, width: int | None, full: bool) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,6 @@ from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
 from rolltape.samples.spelling import PART, Spell, marked_tokens, token_texts
 
-_HEAT = ("0.05", "0.3", "1", "2.3", "4.6", "7")
 _LONGEST_CONTEXT, _LONGEST_REPLY = 200, 600  # tokens of one part that are shown on a terminal
 _FIRST_PARTS, _LAST_PARTS = 24, 12  # replies, and what lies between them
 _ELSEWHERE, _CONTEXT, _FOLDED = "underline", "dim", "bold"
@@ -40,13 +39,9 @@ class Measure(enum.StrEnum):
     @property
     def column(self) -> str | None:
         """The column of a token record with the values, or None if the sample itself has them."""
-        columns = {
-            Measure.ENTROPY: "entropy",
-            Measure.ADVANTAGE: "advantages",
-            Measure.RATIO: "ratio",
-            Measure.MISMATCH_KL: "mismatch_kl",
-        }
-        return columns.get(self)
+        if self in (Measure.ENTROPY, Measure.RATIO, Measure.MISMATCH_KL):
+            return self.value
+        return "advantages" if self is Measure.ADVANTAGE else None
 
 
 class Scale(NamedTuple):
@@ -59,7 +54,9 @@ class Scale(NamedTuple):
 
 
 SCALES = {
-    Measure.LOGPROB: Scale((0.05, 0.3, 1, 2.3, 4.6, 7), tuple(f"-{one}" for one in _HEAT), lambda values: -values),
+    Measure.LOGPROB: Scale(
+        (0.05, 0.3, 1, 2.3, 4.6, 7), ("-0.05", "-0.3", "-1", "-2.3", "-4.6", "-7"), lambda values: -values
+    ),
     Measure.PROBABILITY: Scale(
         (0.05, 0.25, 0.63, 0.9, 0.99, 0.999), ("95%", "75%", "37%", "10%", "1%", "0.1%"), lambda values: 1 - values
     ),
@@ -126,12 +123,12 @@ def steps_of(given: MeasuredTokens) -> list[int]:
     return [int(step) for step in np.where(given.present, steps, 0)]
 
 
-def value_texts(given: MeasuredTokens, versions: Sequence[tuple[str, str]]) -> list[str]:
-    """Each value as text, or nothing where there is none."""
+def plain_values(given: MeasuredTokens, versions: Sequence[tuple[str, str]]) -> list[float | str | None]:
+    """Each value, a weight version by its name; None where there is none."""
     pairs = zip(given.values.tolist(), given.present.tolist(), strict=True)
     if given.by is Measure.VERSION:
-        return [version_name(*versions[int(value)]) if present else "" for value, present in pairs]
-    return [number(value) if present else "" for value, present in pairs]
+        return [version_name(*versions[int(value)]) if present else None for value, present in pairs]
+    return [value if present else None for value, present in pairs]
 
 
 def version_name(first: str, last: str) -> str:
@@ -279,5 +276,5 @@ def _marked_texts(sample: Sample, spell: Spell | None, given: MeasuredTokens) ->
     marked = marked_tokens(sample, spell)
     if given.by is Measure.TRAINED:
         return marked
-    values = value_texts(given, sample.versions)
+    values = [one if isinstance(one, str) else number(one) for one in plain_values(given, sample.versions)]
     return [f"{token}={value}" if value else token for token, value in zip(marked, values, strict=True)]

@@ -6,6 +6,7 @@ from typing import Any
 from rolltape.cli.options import JsonOption, OneRollout, RunArgument, WholePromptsOption
 from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 from rolltape.cli.screen import arrow, number, print_json, print_line
+from rolltape.records.ids import short_turn
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.trace import Trace, TraceStep
 from rolltape.records.wording import message_line
@@ -52,7 +53,7 @@ def _lines(trace: Trace, whole_prompts: bool) -> Iterator[tuple[str, str]]:
 
 
 def _headline(step: TraceStep) -> str:
-    parts = [f"turn {turn.split('.', 2)[-1]}" for turn in step.turns]
+    parts = [f"turn {short_turn(turn)}" for turn in step.turns]
     if step.prompt_tokens is not None:
         parts.append(f"prompt {step.prompt_tokens}")
     if step.sampled_tokens is not None:

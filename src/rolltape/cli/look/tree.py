@@ -6,12 +6,12 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.cli.options import JsonOption, OneRollout, RunArgument, TokenizerOption
-from rolltape.cli.runs import SelectedRollouts, open_run, open_spellings, report_problems
-from rolltape.cli.screen import arrow, plural, print_json, print_line, quoted, visible, writes_unicode
+from rolltape.cli.runs import SelectedRollouts, excerpt, open_run, open_spellings, report_problems
+from rolltape.cli.screen import arrow, plural, print_json, print_line, quoted, writes_unicode
 from rolltape.records.fork import Difference, Fork
 from rolltape.records.rollout import Rollout, Session
 from rolltape.samples.facts import title
-from rolltape.samples.spelling import Spell, Spellings, token_texts
+from rolltape.samples.spelling import Spell, Spellings
 from rolltape.tree import PlacedTurn, Tree, forks_of, tree_of
 from rolltape.tree.drawing import drawn_turns, headline, new_messages, turn_lines
 
@@ -71,7 +71,7 @@ def _tree_lines(tree: Tree, forks: Sequence[Fork], spell: Spell | None) -> Itera
     fork_at = {fork.turn: fork for fork in forks}
     for placed, column, branches_off in drawn_turns(tree):
         fork = fork_at.get(placed.turn.id)
-        # A branch is drawn beside the line that it leaves, which goes on below.
+        # A branch is drawn beside the line that it leaves, and that line continues below.
         left = strokes.down * column
         corner = strokes.down * (column - 1) + strokes.branch if branches_off else left
         yield f"{corner}{strokes.dot} {headline(placed, fork)}", "bold yellow" if fork else "bold"
@@ -94,13 +94,10 @@ def _difference(parted: Difference, spell: Spell | None) -> str:
     return f"{_side(parted.before, spell)} {arrow()} {_side(parted.after, spell)}"
 
 
-def _side(excerpt: str | tuple[int, ...], spell: Spell | None) -> str:
-    if isinstance(excerpt, str):
-        return quoted(excerpt, 32)
-    if not excerpt:
-        return "(end)"
-    shown = [visible(text.replace(" ", "␣")) for text in token_texts(excerpt[:6], spell)]
-    return " ".join(shown) + (" …" if len(excerpt) > 6 else "")
+def _side(part: str | tuple[int, ...], spell: Spell | None) -> str:
+    if isinstance(part, str):
+        return quoted(part, 32)
+    return excerpt(part, spell, limit=6) if part else "(end)"
 
 
 def _record(rollout: Rollout, session: Session, grown: Tree, forks: Sequence[Fork]) -> dict[str, object]:

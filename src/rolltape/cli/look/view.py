@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from rolltape.cli.options import HostOption, PortOption, require_key
+from rolltape.cli.options import HostOption, NoBrowserOption, PortOption, require_key
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.screen import note, open_in_browser, plural, print_long, tracked
 from rolltape.errors import NoSuchRollout, UsageError
@@ -26,19 +26,19 @@ def view(
         str, option("--base-path PATH", "Serve below this path, for a reverse proxy: /x for https://host/x/.")
     ] = "",
     annotate: Annotated[
-        bool, option("--annotate", "Print a link that lets who opens it first write tags and notes.")
+        bool, option("--annotate", "Print a link; the first browser that opens it may write tags and notes.")
     ] = False,
     author: Annotated[
-        str | None, option("--author NAME", "With --annotate: who writes them (default: your user name).")
+        str | None, option("--author NAME", "With --annotate: author of the notes (default: your user name).")
     ] = None,
     share: Annotated[
         list[str] | None,
         option("--share ROLLOUT", "Print a link that opens only this rollout, without the key; repeatable."),
     ] = None,
     expires: Annotated[
-        str, option("--expires TIME", "With --share: until when, such as 12h or 7d, at most 365d.")
+        str, option("--expires TIME", "With --share: how long the link works, such as 12h or 7d, at most 365d.")
     ] = "7d",
-    no_browser: Annotated[bool, option("--no-browser", "Do not open a browser.")] = False,
+    no_browser: NoBrowserOption = False,
     static: Annotated[
         Path | None, option("--static FOLDER", "Write the pages of RUN [ROLLOUT...] to files instead.")
     ] = None,
@@ -59,9 +59,25 @@ def view(
         raise UsageError("--author needs --annotate")
     if share and not key:
         raise UsageError("--share needs --key: the link is signed with it")
+    lifetime_s = _parse_lifetime(expires)
+    require_key(host, key, "--key")
+    shared = _find_shared(given, share or [])
+
+    from rolltape.view.serve import ServedAddress, serve_view
+
+    def ready(address: ServedAddress) -> None:
+        whole = address.link(key)
+        print(whole, flush=True)
+        for place, rollout in shared:
+            print(address.share_link(list(address.runs.runs)[place], rollout, lifetime_s), flush=True)
+        for why in address.read_only:
+            note(why)
+        if not no_browser and sys.stdout.isatty():
+            open_in_browser(whole)
+
     writer = (author or getpass.getuser()) if annotate else None
-    shared = (share or [], _parse_lifetime(expires))
-    return _serve(given, host, port, key, base_path, writer, shared, no_browser=no_browser)
+    serve_view(given, host=host, port=port, key=key, on_ready=ready, base_path=base_path, author=writer)
+    return 0
 
 
 def _parse_lifetime(given: str) -> int:
@@ -74,7 +90,7 @@ def _parse_lifetime(given: str) -> int:
 
 
 def _find_shared(runs: list[str], wanted: list[str]) -> list[tuple[int, str]]:
-    """The run that holds each rollout, by its place among all, and the rollout's id."""
+    """For each rollout, the place of its run in `runs`, and its id."""
     import rolltape
 
     found = []
@@ -84,40 +100,11 @@ def _find_shared(runs: list[str], wanted: list[str]) -> list[tuple[int, str]]:
             with contextlib.suppress(NoSuchRollout):
                 holders.append((place, rolltape.read(run).find(name).id))
         if len(holders) != 1:
-            raise UsageError(f"--share {name}: {len(holders)} of the runs hold such a rollout; give an id that one has")
+            raise UsageError(
+                f"--share {name}: {len(holders)} of the runs have such a rollout; give an id that exactly one has"
+            )
         found += holders
     return found
-
-
-def _serve(
-    runs: list[str],
-    host: str,
-    port: int,
-    key: str | None,
-    base_path: str,
-    author: str | None,
-    shared: tuple[list[str], int],
-    *,
-    no_browser: bool,
-) -> int:
-    from rolltape.view.serve import ServedAddress, serve_view
-
-    require_key(host, key, "--key")
-
-    rollouts = _find_shared(runs, shared[0])
-
-    def ready(address: ServedAddress) -> None:
-        whole = address.link(key)
-        print(whole, flush=True)
-        for place, rollout in rollouts:
-            print(address.share_link(list(address.runs.runs)[place], rollout, shared[1]), flush=True)
-        for why in address.read_only:
-            note(why)
-        if not no_browser and sys.stdout.isatty():
-            open_in_browser(whole)
-
-    serve_view(runs, host=host, port=port, key=key, on_ready=ready, base_path=base_path, author=author)
-    return 0
 
 
 def _write(folder: Path, run: str, rollouts: list[str], *, mask: bool) -> int:

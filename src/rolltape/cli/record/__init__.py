@@ -1,1 +1,1 @@
-"""Commands that record: collect, serve, status, engine."""
+"""Commands that record: demo, collect, serve, status, import, doctor, engine."""

@@ -1,13 +1,13 @@
-"""The flags of `rolltape collect` that say how it uses a Ray cluster."""
+"""The flags of `rolltape collect` for a Ray cluster."""
 
 import json
 import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rolltape.cli.parameters import option
+from rolltape.cli.parameters import flag_of, given_flags, option
 from rolltape.errors import CollectError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 class ClusterOptions:
     """Where attempts run, and what they and engines take of a cluster."""
 
-    runner: Annotated[str, _option("--runner WHERE", "local, or ray to use the nodes of a Ray cluster.")] = "local"
+    runner: Annotated[
+        Literal["local", "ray"], _option("--runner WHERE", "local, or ray to use the nodes of a Ray cluster.")
+    ] = "local"
     ray_address: Annotated[str | None, _option("--ray-address ADDRESS", "Ray address (default: auto).")] = None
     publish: Annotated[
         str | None, _option("--publish URL", "Folder or fsspec URL that all nodes can write (default: RUN itself).")
@@ -32,10 +34,10 @@ class ClusterOptions:
         _option("--node-folder FOLDER", "Folder for journals on each node's disk (default: a temporary one)."),
     ] = None
     ray_working_dir: Annotated[
-        Path | None, _option("--ray-working-dir FOLDER", "Ship this folder, with modules and programs, to the nodes.")
+        Path | None, _option("--ray-working-dir FOLDER", "Folder with modules and programs to ship to the nodes.")
     ] = None
     ray_runtime_env: Annotated[
-        str | None, _option("--ray-runtime-env JSON", "Ray's runtime_env of the nodes: JSON, or a file with it.")
+        str | None, _option("--ray-runtime-env JSON", "Ray's runtime_env for the nodes: JSON, or a file with it.")
     ] = None
     ray_cpus: Annotated[
         float | None, _option("--ray-cpus N", "CPUs that Ray reserves for each attempt (default: none).")
@@ -60,12 +62,9 @@ class ClusterOptions:
         """The cluster that the flags name; None: attempts run here."""
         from rolltape.collect.runners.ray import ClusterSettings
 
-        if self.runner not in ("local", "ray"):
-            raise UsageError(f"--runner {self.runner}: unknown; use local or ray")
-        given = [name for name, value in vars(self).items() if name != "runner" and value is not None]
         if self.runner == "local":
-            if given:
-                raise UsageError(f"--{given[0].replace('_', '-')} needs --runner ray")
+            if given := given_flags({flag_of(name): value for name, value in vars(self).items() if name != "runner"}):
+                raise UsageError(f"{given[0]} needs --runner ray")
             return None
         if self.ray_cpus is not None and not 0 <= self.ray_cpus < float("inf"):
             raise UsageError(f"--ray-cpus {self.ray_cpus:g}: give a number of CPUs")
@@ -95,9 +94,9 @@ class ClusterOptions:
         from rolltape.collect.runners.ray import PlacedEngine
 
         if self.ray_engine is None:
-            for flag, value in (("--ray-engines", self.ray_engines), ("--ray-engine-gpus", self.ray_engine_gpus)):
-                if value is not None:
-                    raise UsageError(f"{flag} needs --ray-engine")
+            of_engine = {"--ray-engines": self.ray_engines, "--ray-engine-gpus": self.ray_engine_gpus}
+            if given := given_flags(of_engine):
+                raise UsageError(f"{given[0]} needs --ray-engine")
             return None
         gpus = 1.0 if self.ray_engine_gpus is None else self.ray_engine_gpus
         try:

@@ -1,7 +1,6 @@
 """`rolltape collect`: run an agent on tasks through the gateway, and record the rollouts."""
 
 import contextlib
-import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from rolltape.cli.options import (
     require_key,
     sampling_option,
 )
-from rolltape.cli.parameters import argument, option
+from rolltape.cli.parameters import argument, name_flags, option
 from rolltape.cli.record.cluster_options import ClusterOptions
 from rolltape.cli.record.sandbox_options import SandboxOptions
 from rolltape.errors import CollectError, UsageError
@@ -23,8 +22,6 @@ from rolltape.traces import Capture
 if TYPE_CHECKING:
     from rolltape.collect.settings import CollectSettings
 
-# Names of settings in an error. Flags have no unit in their name.
-_SETTING = re.compile(r"\b([a-z]+(?:_[a-z]+)+?)(?:_s)?\b")
 _task_option = partial(option, section="Tasks")
 _run_option = partial(option, section="Run")
 _agent_option = partial(option, section="Agent")
@@ -40,7 +37,7 @@ def collect(
             "SOURCE",
             "Tasks: a .json, .jsonl, or .parquet file, - (JSON lines on stdin), a dataset folder, a dataset on the "
             "Hugging Face hub (owner/name or owner/name:configuration), python:module:function, task folders "
-            "(harbor:FOLDER), or an environment that brings its own: verifiers:NAME, gymnasium:ID, openenv:URL.",
+            "(harbor:FOLDER), or an environment with its own tasks: verifiers:NAME, gymnasium:ID, openenv:URL.",
         ),
     ],
     *,
@@ -75,7 +72,7 @@ def collect(
     out: Annotated[
         Path | None,
         _run_option(
-            "-o, --out FILE", "Append each rollout's record to this JSONL file as it ends; --resume adds what it lacks."
+            "-o, --out FILE", "Append each rollout's record to this JSONL file as it ends; --resume adds missing ones."
         ),
     ] = None,
     as_json: Annotated[bool, _run_option("--json", "Print one JSON event per line.")] = False,
@@ -89,7 +86,7 @@ def collect(
     dry_run: Annotated[
         bool,
         _agent_option(
-            "--dry-run", "Print what the agent would get for the first task (or --limit N), and run nothing."
+            "--dry-run", "Print what the agent would get for the first task (or --limit N tasks), and run nothing."
         ),
     ] = False,
     max_turns: Annotated[int, _agent_option("--max-turns N", "Maximum turns per attempt.", min=1)] = 16,
@@ -134,7 +131,7 @@ def collect(
         int | None,
         _pace_option(
             "--max-ahead N",
-            "Start no task while a trainer has N groups that it is not done with. It may hand over weights by the run.",
+            "Start no task while the trainer has N groups that it has not finished.",
             min=1,
         ),
     ] = None,
@@ -192,7 +189,7 @@ def collect(
     clustering: ClusterOptions,
 ) -> int:
     """Run an agent on tasks and record the rollouts."""
-    from rolltape.cli.record.collect_run import run_collection
+    from rolltape.cli.record.collect_run import print_previews, run_collection
     from rolltape.collect.agents import is_program
     from rolltape.gateway.engines.request_limit import RequestLimit
 
@@ -238,8 +235,8 @@ def collect(
         score_timeout_s=judging.score_timeout_s,
         sampling=sampling,
         thinking=thinking,
-        thinking_retention=engines.retention(),
-        constrain=engines.constrain_level(),
+        thinking_retention=engines.thinking_retention,
+        constrain=engines.constrain,
         context_budget=context_budget,
         allowed_tools=tuple(allow_tool) if allow_tool else None,
         denied_tools=tuple(deny_tool or ()),
@@ -263,20 +260,18 @@ def collect(
         **sandboxing.settings(),
     )
     if dry_run:
-        from rolltape.cli.record.collect_run import print_previews
-
         return print_previews(settings, run, as_json=as_json)
     return run_collection(settings, run, out, cluster, resume=resume, as_json=as_json, max_ahead=max_ahead)
 
 
 def _make_settings(**fields: Any) -> "CollectSettings":
-    """The settings. What is wrong with them is told by the names of the flags."""
+    """The settings. An error names the flags."""
     from rolltape.collect.settings import CollectSettings
 
     try:
         return CollectSettings(**fields)
     except CollectError as error:
-        raise UsageError(_SETTING.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error))) from None
+        raise UsageError(name_flags(str(error), CollectSettings.__struct_fields__)) from None
 
 
 def _parse_traces(given: str) -> tuple[Capture, float | None]:

@@ -23,6 +23,7 @@ from rolltape.cli.screen import (
     print_json,
     print_line,
     print_long,
+    print_rest,
     print_table,
     span,
     terminal_width,
@@ -53,14 +54,14 @@ def open_progress(*, as_json: bool) -> "LogProgress":
 class LogProgress:
     """Prints a plain line from time to time. No method raises if the output cannot be written."""
 
-    every_s = 30.0  # how often `progress` is to be called
+    every_s = 30.0  # how often to call `progress`
     lost = False  # whether something could not be written
 
     def launched(self, launch: Launch) -> None:
         before = f", {count(launch.done_before)} done before" if launch.done_before else ""
         elsewhere = f", {count(launch.running_elsewhere)} running elsewhere" if launch.running_elsewhere else ""
         _try_note(f"{plural(launch.tasks, 'task')}, {plural(launch.attempts, 'attempt')}{before}{elsewhere}")
-        # Without a sandbox a warning has said so.
+        # Without a sandbox, the collector has logged a warning.
         if launch.confinement.sandbox not in (None, "none"):
             _try_note(str(launch.confinement.says))
 
@@ -75,7 +76,7 @@ class LogProgress:
         _try_note(f"stopping: running attempts have {grace_s:g} s to finish; press Ctrl-C again to cancel them")
 
     def over(self, figures: Figures, end: dict[str, Any]) -> None:
-        """Nothing runs any more; `end` is what a script needs to know besides. A report follows."""
+        """Nothing runs any more. `end` has more facts for a script. A report follows."""
 
     def close(self) -> None:
         """Nothing more is printed."""
@@ -205,8 +206,7 @@ def _print_tasks(tally: CollectionStats) -> None:
         for name, one in tasks[:_SHOWN_TASKS]
     ]
     print_table(["task", "rewards", "mean", "spread", "range"], rows, left=["task"], flexible=["task"])
-    if len(tasks) > _SHOWN_TASKS:
-        print_line(f"… and {count(len(tasks) - _SHOWN_TASKS)} more")
+    print_rest(len(tasks) - _SHOWN_TASKS)
     several = [one for _, one in tasks if one.count > 1]
     if several:
         apart = sum(one.least != one.most for one in several)

@@ -20,7 +20,7 @@ from rolltape.collect.runners.gateway import resolve_model
 from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
-from rolltape.errors import ExportError
+from rolltape.errors import ExportError, TapeWriteError
 from rolltape.groups import RunAheadLimit
 from rolltape.records.jsonable import encode_numbers
 from rolltape.samples.opening import open_for_recording
@@ -48,6 +48,7 @@ def run_collection(
     raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
+        stack.enter_context(_saying_how_to_continue())
         tape = stack.enter_context(open_for_recording(run))
         stack.enter_context(warnings_to(run / "logs" / "collect.log"))
         loop = stack.enter_context(asyncio.Runner(loop_factory=loop_factory()))
@@ -58,9 +59,7 @@ def run_collection(
             runner=None if cluster is None else RayRunner(settings, tape, cluster),
             run_ahead=None if max_ahead is None else RunAheadLimit(tape, max_groups=max_ahead),
         )
-        records = None if out is None else _open_records(out, settings.source)
-        if records is not None:
-            stack.callback(records.close)
+        records = None if out is None else stack.enter_context(closing(_open_records(out, settings.source)))
         if records is not None and resume:
             records.add_missing(tape.run(), step=settings.step, source=collector.source_name)
         whole = loop.run(_run(collector, _Watcher(collector, tally, progress, records)))
@@ -173,6 +172,15 @@ async def _run(collector: Collector, watcher: _Watcher) -> bool:
         whole = signals == 0 and collector.stopped is None
         watcher.over(whole=whole)
     return whole
+
+
+@contextmanager
+def _saying_how_to_continue() -> Iterator[None]:
+    """Add to an error of the tape, such as a full disk, what to do about it."""
+    try:
+        yield
+    except TapeWriteError as error:
+        raise TapeWriteError(f"{error}; free space on that disk, then --resume continues") from None
 
 
 def _open_records(out: Path, source: str) -> RecordFile:

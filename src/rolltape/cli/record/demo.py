@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from rolltape.cli.app import run as rolltape_command
+from rolltape.cli.options import NoBrowserOption
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.screen import note, open_in_browser, print_long
 from rolltape.errors import UsageError
@@ -17,7 +18,7 @@ from rolltape.errors import UsageError
 def demo(
     run: Annotated[Path | None, argument("RUN", "Run directory to make (default: runs/demo).")] = None,
     *,
-    no_browser: Annotated[bool, option("--no-browser", "Do not open a browser.")] = False,
+    no_browser: NoBrowserOption = False,
     scripted: Annotated[
         bool, option("--scripted", "Only record a scripted agent's session, in RUN (default: runs/scripted).")
     ] = False,
@@ -72,7 +73,7 @@ def _record_scripted(path: Path) -> int:
     if path.exists():
         raise UsageError(f"{path} exists; name a folder that does not, or remove it")
     record_scripted(path)
-    note(f"recorded in {path}; rolltape show {path} shows it")
+    note(f"recorded in {path}; rolltape ls {path} lists it")
     return 0
 
 

@@ -1,16 +1,16 @@
-"""`rolltape doctor`: check that a stack trains what it sampled."""
+"""`rolltape doctor`: check an engine, a model, an agent, or a gateway."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from rolltape.cli.exits import Exit
-from rolltape.cli.options import JsonOption, engine_option, retention_named, sampling_option
+from rolltape.cli.options import EngineKeyOption, JsonOption, RendererOption, RetentionOption, engine_option
 from rolltape.cli.parameters import option
 from rolltape.cli.screen import arrow, plural, print_hanging, print_json, print_line
 from rolltape.errors import UsageError
@@ -40,27 +40,20 @@ def doctor(
         str | None,
         engine_option("--engine ENGINE", "Engine to check: sglang:URL, vllm:URL, llamacpp:URL, or tiny[:FOLDER]."),
     ] = None,
-    engine_key: Annotated[
-        str | None, engine_option("--engine-key KEY", "API key of the engine.", envvar="ROLLTAPE_ENGINE_KEY")
-    ] = None,
+    engine_key: EngineKeyOption = None,
     model: Annotated[
         Path | None, engine_option("--model FOLDER", "Folder of the model that is served; weights are compared too.")
     ] = None,
     logprobs: Annotated[
         LogprobKind | None,
-        engine_option("--logprobs KIND", "Kind of logprobs as declared to serve and collect; it is measured."),
+        engine_option("--logprobs KIND", "Kind of logprobs that you give to serve and collect; doctor measures it."),
     ] = None,
-    renderer: Annotated[
-        str | None, engine_option("--renderer NAME", "Chat renderer, such as qwen3 (default: by the model).")
-    ] = None,
+    renderer: RendererOption = None,
     gentle: Annotated[
         bool,
-        engine_option("--gentle", "Leave out the prompt with an id outside the vocabulary: old engines die of it."),
+        engine_option("--gentle", "Skip the prompt with an id outside the vocabulary, which crashes old engines."),
     ] = False,
-    thinking_retention: Annotated[
-        str | None,
-        sampling_option("--thinking-retention HOW", "Earlier thinking kept in prompts: template, tool_cycle, or all."),
-    ] = None,
+    thinking_retention: RetentionOption = None,
     agent: Annotated[
         str | None,
         option(
@@ -87,18 +80,18 @@ def doctor(
     Each line says what was measured and, where something is wrong, what to change. Checks send real requests and
     look at the replies; they do not rely on how an engine is configured or described.
     """
+    from rolltape.doctor import Stack, check_gateway, diagnose
+
     if gateway is not None:
         if engine or model or agent:
             raise UsageError("--gateway: a gateway is checked by itself; leave out --engine, --model, and --agent")
         if not gateway.startswith(("http://", "https://")):
             raise UsageError(f"--gateway: {gateway!r} is not a URL; give one like http://127.0.0.1:8400")
-        return _report(_check_gateway(gateway, key, gateway_model), _GATEWAY, as_json)
+        return _report(check_gateway(gateway, key=key, model=gateway_model), _GATEWAY, as_json)
     if engine is None and model is None and agent is None:
         raise UsageError("nothing to check: give --engine, --model, --agent, or --gateway")
     if engine is not None and "://" in engine and model is None:
         raise UsageError("--engine: give --model too, the folder with the tokenizer of the model that is served")
-    from rolltape.doctor import Stack, diagnose
-
     stack = Stack(
         engine=engine,
         model=model,
@@ -106,17 +99,11 @@ def doctor(
         engine_key=engine_key,
         logprobs=logprobs,
         renderer=renderer,
-        thinking_retention=retention_named(thinking_retention),
+        thinking_retention=thinking_retention,
         agent_timeout_s=agent_timeout_s,
         gentle=gentle,
     )
     return _report(diagnose(stack), _STACK, as_json)
-
-
-def _check_gateway(url: str, key: str | None, model: str | None) -> "AsyncIterator[CheckResult]":
-    from rolltape.doctor import check_gateway
-
-    return check_gateway(url, key=key, model=model)
 
 
 def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json: bool) -> int:
@@ -128,7 +115,7 @@ def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json
         async for result in results:
             counts[result.verdict] += 1
             if as_json:
-                print_json(_as_json(result))
+                print_json(msgspec.to_builtins(result))
                 continue
             if result.part != part:
                 part = result.part
@@ -147,7 +134,7 @@ def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep away what a gateway logs at its start: all of it is among the results."""
+    """Hide what a gateway logs at its start: the results have all of it."""
     log = logging.getLogger("rolltape")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -162,8 +149,3 @@ def _print(result: "CheckResult") -> None:
     print_hanging(mark, _STYLES[result.verdict], lead, result.measured)
     if result.advice:
         print_hanging("", "", " " * (len(mark) + len(lead)), f"{arrow()} {result.advice}", "dim")
-
-
-def _as_json(result: "CheckResult") -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(result)
-    return {"part": fields.pop("part"), **fields}

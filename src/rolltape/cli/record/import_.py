@@ -20,7 +20,7 @@ def import_(
     run: Annotated[str | None, argument("RUN", "Run directory; made if there is none.")] = None,
     *,
     guess_path: Annotated[
-        str | None, option("--guess PATH", "Say what a file or folder is, and import nothing.")
+        str | None, option("--guess PATH", "Print what a file or folder looks like, and import nothing.")
     ] = None,
     source: Annotated[str | None, option("--source NAME", "Where the tasks come from.")] = None,
     split: Annotated[str | None, option("--split NAME", "Split of the source.")] = None,
@@ -37,8 +37,8 @@ def import_(
 ) -> int:
     """Turn another program's rollouts into a run.
 
-    The same import twice adds nothing. What the source does not contain (token ids, logprobs, weight versions) is
-    absent from the run too.
+    The same import twice adds nothing. Nothing is invented: what the source lacks (token ids, logprobs, weight
+    versions), the run lacks too.
     """
     if guess_path is not None:
         if kind is not None:
@@ -47,7 +47,7 @@ def import_(
     if kind is None or path is None or run is None:
         raise UsageError("import needs KIND, PATH, and RUN, or --guess PATH")
     options = ImportOptions(source=source, split=split, step=step, model=model, tokenizer=tokenizer, traces=traces)
-    found = find_rollouts(kind, path, options)  # what cannot be read at all makes no run
+    found = find_rollouts(kind, path, options)  # raises before a run is created
     with rolltape.open(run) as tape:
         report = record_imported(tape, kind, found, skip_broken=skip_broken)
     token_records = 0

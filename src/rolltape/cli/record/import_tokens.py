@@ -1,4 +1,4 @@
-"""What prime-rl's trainer computed for each token, kept with the rollouts that were imported from its token exports."""
+"""Writes the token records of prime-rl's trainer into the run that its token exports were imported into."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _KIND = "prime-rl"
 def keep_token_records(run: Path, path: Path) -> int:
     """Write the token records of an export into the run, each with its sample, and return how many its steps hold.
 
-    A record belongs to the imported sample that has the same ids. Lines that cannot be read were named by the import.
+    A record belongs to the imported sample with the same ids. The import has already named lines that cannot be read.
     """
     by_step: dict[int, list[TokenRecord]] = defaultdict(list)
     samples = _imported_samples(read(run))
@@ -48,7 +48,7 @@ def _records(path: Path) -> Iterator[TokenRecord]:
 
 
 def _imported_samples(run: Run) -> dict[bytes, list[Sample]]:
-    """The samples of imported rollouts. Equal sequences stand in a list, last one first."""
+    """The samples of imported rollouts by their ids. Samples with equal ids share a list, last one first."""
     samples: dict[bytes, list[Sample]] = defaultdict(list)
     for rollout in run.rollouts():
         if rollout.head.extra.get("imported", {}).get("kind") == _KIND:

@@ -1,4 +1,4 @@
-"""The flags of `rolltape collect` that say what holds agents that are programs."""
+"""The sandbox flags of `rolltape collect`: what agents that are programs can see and reach."""
 
 import os
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class SandboxOptions:
         str,
         _option(
             "--sandbox KIND",
-            "What holds agents that are programs, and checks of what they leave: bwrap, podman, docker, none, or auto "
+            "Sandbox of agents that are programs, and of checks of their work: bwrap, podman, docker, none, or auto "
             "(bwrap where it works).",
         ),
     ] = "auto"
@@ -36,15 +36,15 @@ class SandboxOptions:
         str,
         _option(
             "--sandbox-network WHICH",
-            "What a program in a sandbox reaches: gateway (nothing else), none, bridge (containers), or host.",
+            "What programs in a sandbox can reach: gateway (nothing else), none, bridge (containers), or host.",
         ),
     ] = "gateway"
     sandbox_read: Annotated[
         list[str] | None,
-        _option("--sandbox-read PATH", "Show programs in a sandbox this file or folder, read-only; repeatable."),
+        _option("--sandbox-read PATH", "File or folder that programs in a sandbox can read; repeatable."),
     ] = None
     pass_env: Annotated[
-        list[str] | None, _option("--pass-env NAME", "Pass this environment variable to programs; repeatable.")
+        list[str] | None, _option("--pass-env NAME", "Environment variable to pass to programs; repeatable.")
     ] = None
     image: Annotated[
         str | None, _option("--sandbox-image IMAGE", "Image of containers whose tasks do not name one.")
@@ -58,19 +58,17 @@ class SandboxOptions:
     ] = None
     mount: Annotated[
         list[str] | None,
-        _option("--sandbox-mount HERE:THERE", "Mount this in containers, read-only unless :rw follows; repeatable."),
+        _option("--sandbox-mount HERE:THERE", "Mount in containers, read-only unless :rw follows; repeatable."),
     ] = None
     env: Annotated[
-        list[str] | None, _option("--sandbox-env NAME=VALUE", "Set this variable in containers; repeatable.")
+        list[str] | None, _option("--sandbox-env NAME=VALUE", "Environment variable of containers; repeatable.")
     ] = None
-    user: Annotated[str | None, _option("--sandbox-user USER", "User in containers (default: that of the image).")] = (
-        None
-    )
+    user: Annotated[str | None, _option("--sandbox-user USER", "User in containers (default: the image's).")] = None
     workdir: Annotated[
         str | None,
         _option(
             "--sandbox-workdir PATH",
-            "Working directory in the image; . for the image's own (default: /workspace, with the task's files alone).",
+            "Working directory in the image; . for the image's own (default: /workspace, with only the task's files).",
         ),
     ] = None
 
@@ -93,7 +91,7 @@ class SandboxOptions:
         }
 
     def _container(self) -> "tuple[str, ContainerSettings] | None":
-        """The first flag that is about containers, and what all of them say; None: there is none."""
+        """The first flag about containers that was given, and the settings of all; None: no such flag was given."""
         from rolltape.collect.sandboxes import ContainerSettings
 
         flags = {

@@ -2,11 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rolltape.cli.options import EngineOptions, HostOption, PortOption, engine_option, require_key, sampling_option
 from rolltape.cli.parameters import argument, option
-from rolltape.errors import UsageError
 
 
 def serve(
@@ -31,12 +30,10 @@ def serve(
     ] = 600.0,
     wait_engine_s: Annotated[
         float,
-        option(
-            "--wait-engine SECONDS", "Time to wait at the start for an engine to answer, instead of exiting.", min=0
-        ),
+        option("--wait-engine SECONDS", "Time to wait at the start for an engine to answer.", min=0),
     ] = 0.0,
     workers: Annotated[
-        int, option("--workers N", "Processes that serve the port, each with a journal of its own.", min=1)
+        int, option("--workers N", "Processes that serve the port, each with its own journal.", min=1)
     ] = 1,
     drain_s: Annotated[float, option("--drain SECONDS", "Time for turns in flight to finish at shutdown.")] = 30.0,
     engines: EngineOptions,
@@ -44,16 +41,17 @@ def serve(
         Path | None, engine_option("--model FOLDER", "Folder with the tokenizer of the model that is served.")
     ] = None,
     images: Annotated[
-        str,
+        Literal["placeholder", "refuse"],
         option(
             "--images placeholder|refuse",
             "Images and documents for a text-only model: a placeholder, or refuse the request.",
         ),
     ] = "placeholder",
     special_text: Annotated[
-        str,
+        Literal["pass", "plain"],
         engine_option(
-            "--special-text HOW", "Special tokens written out in messages: pass them on, or encode them as plain text."
+            "--special-text HOW",
+            "Special tokens spelled out in messages: pass (keep them special) or plain (encode them as text).",
         ),
     ] = "pass",
     thinking: Annotated[
@@ -70,10 +68,6 @@ def serve(
     from rolltape.gateway.settings import GatewaySettings, Patience
 
     require_key(host, admin_key, "--admin-key")
-    if images not in ("placeholder", "refuse"):
-        raise UsageError(f"--images {images}: unknown; use placeholder or refuse")
-    if special_text not in ("pass", "plain"):
-        raise UsageError(f"--special-text {special_text}: unknown; use pass or plain")
     settings = GatewaySettings(
         host=host,
         port=port,
@@ -85,8 +79,8 @@ def serve(
         model_name=engines.served_model_name,
         renderer=engines.renderer,
         thinking=thinking,
-        thinking_retention=engines.retention(),
-        constrain=engines.constrain_level(),
+        thinking_retention=engines.thinking_retention,
+        constrain=engines.constrain,
         images=images,
         special_text=special_text,
         forced=engines.forced_sampling(),

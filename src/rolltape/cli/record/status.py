@@ -73,8 +73,8 @@ def _print(answer: dict[str, Any]) -> None:
     weights = "" if answer["version"] is None else f", weights {answer['version']}"
     print_line(f"run {answer['run']}: {state}{weights}, up {span(answer['up_s'])}, model {answer['model']}", "bold")
 
-    # Agents are started by others here; only `rolltape collect` can confine them.
-    print_line("sandbox: none of this gateway's; see docs/how-to/collect/sandbox.md")
+    # Only `rolltape collect` starts agents, and can put them into a sandbox.
+    print_line("sandbox: a gateway has none; see docs/how-to/collect/sandbox.md")
 
     def counted(name: str) -> str:
         return count(counts.get(name, 0))

@@ -7,7 +7,7 @@ from typing import Annotated
 from rolltape.cli.options import CutOptions, JsonOption, RunArgument, Selection, TokenizerOption
 from rolltape.cli.parameters import option
 from rolltape.cli.runs import SelectedRollouts, excerpt, open_run, open_spellings, report_problems
-from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_table
+from rolltape.cli.screen import SHORT_ID, count, plural, print_json, print_line, print_rest, print_table
 from rolltape.samples import Linearized
 from rolltape.samples.spelling import Spellings
 
@@ -80,7 +80,7 @@ def _entry_cells(made: Linearized, spellings: Spellings) -> Iterator[list[str]]:
             f"{made.rollout.id[:SHORT_ID]} {session.ordinal}.{turn.sequence}",
             f"{entry.start}-{entry.stop}",
             entry.fate,
-            excerpt(turn.sampled_ids[entry.start : entry.stop], spellings.of(session)),
+            excerpt(turn.sampled_ids[entry.start : entry.stop].tolist(), spellings.of(session)),
         ]
 
 
@@ -93,5 +93,4 @@ def _print_totals(totals: Counter[str], filtered: Counter[str]) -> None:
     )
     for reason, rollouts in filtered.most_common(_SHOWN_REASONS):
         print_line(f"filtered: {plural(rollouts, 'rollout')}, {reason}")
-    if len(filtered) > _SHOWN_REASONS:
-        print_line(f"… and {plural(len(filtered) - _SHOWN_REASONS, 'more reason')}; `rolltape filter` lists them")
+    print_rest(len(filtered) - _SHOWN_REASONS, "reason", "; `rolltape filter` lists them")

@@ -9,7 +9,7 @@ import msgspec
 
 import rolltape
 from rolltape.cli.exits import Exit
-from rolltape.cli.screen import note, plural, print_json, print_line, print_long, tracked
+from rolltape.cli.screen import note, plural, print_json, print_line, print_long, print_rest, tracked
 from rolltape.errors import TapeError
 from rolltape.records.policy import Advantage, CutPolicy
 from rolltape.samples.check.findings import StepCheck, UnseenSample
@@ -28,7 +28,7 @@ class CheckedAdvantage(enum.StrEnum):
     AUTO = "auto"  # centered or normalized, whichever the records agree with
     CENTERED = "centered"
     NORMALIZED = "normalized"
-    ORDERED = "ordered"  # of the trainer's own making: they rise with the reward within a group
+    ORDERED = "ordered"  # the trainer computes its own: they rise with the reward within a group
     NONE = "none"  # they are not checked
 
 
@@ -106,8 +106,7 @@ def _print_text(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
         for finding in alike:
             print_long(f"{finding.where}: {finding.what} [{finding.rule}]")
         print_long(f"    {advice}")
-    if len(findings) > _MOST_PRINTED:
-        print_line(f"… and {len(findings) - _MOST_PRINTED:,} more; --json lists them all")
+    print_rest(len(findings) - _MOST_PRINTED, hint="; --json lists them all")
     records = sum(check.records for check in checks)
     disagreeing = sum(check.disagreeing for check in checks)
     disagree = f"{plural(disagreeing, 'record')} {'disagrees' if disagreeing == 1 else 'disagree'}"

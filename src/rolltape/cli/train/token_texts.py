@@ -10,7 +10,7 @@ import rolltape
 from rolltape.cli.runs import open_spellings, rollout_of_sample, samples_named
 from rolltape.cli.screen import SHORT_ID, count, note, number, plural, print_json, print_line, print_table
 from rolltape.errors import RecordError, RolltapeError, TapeError, UsageError
-from rolltape.records.ids import last_turn_of
+from rolltape.records.ids import last_turn_of, short_turn
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Rollout, Session
 from rolltape.records.sample import Origin, Span
@@ -320,8 +320,7 @@ def _marked(text: str, marked: bool) -> str:
 def _turn(span: Span | None) -> str:
     if span is None:
         return ""
-    session, turn = span.turn.rsplit(".", 2)[1:]
-    return f"{session}.{turn}{' prompt' if span.origin is Origin.PROMPT else ''}"
+    return f"{short_turn(span.turn)}{' prompt' if span.origin is Origin.PROMPT else ''}"
 
 
 def _cell(values: Any, at: int) -> str:

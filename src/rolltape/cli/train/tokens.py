@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+import rolltape
 from rolltape.cli.exits import Exit
 from rolltape.cli.options import CutOptions, JsonOption, RunArgument, TokenizerOption
 from rolltape.cli.parameters import argument, either, option
@@ -87,6 +88,7 @@ def _select_steps(run: str, step: int | None) -> tuple[list[TokenStep], list[Tok
     """All steps of a run that have token records, and those of them that are meant."""
     steps = list_steps(run)
     if not steps:
+        rolltape.read(run)  # raises if there is no run
         raise TapeError(f"{run}: no token records; a trainer writes them with rolltape.TokenExporter")
     selected = [one for one in steps if step in (None, one.step)]
     if not selected:
