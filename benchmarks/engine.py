@@ -93,6 +93,7 @@ async def _ours(folder: Path) -> dict[str, float]:
             started = time.perf_counter()
             await asyncio.gather(*(reply(index, BATCH_TOKENS) for index in range(BATCH)))
             batched = min(batched, time.perf_counter() - started)
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         cold_s = min([await _second_turn_s(engine, warm=False) for _ in range(TIMES)])
         warm_s = min([await _second_turn_s(engine, warm=True) for _ in range(TIMES)])
     return {
@@ -101,7 +102,7 @@ async def _ours(folder: Path) -> dict[str, float]:
         "batched": BATCH * BATCH_TOKENS / batched,
         "cold_s": cold_s,
         "warm_s": warm_s,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak_mb,
     }
 
 
