@@ -14,7 +14,8 @@ from typing import TypeVar
 import hypothesis
 import pytest
 
-from commands import Cli, Result
+from commands import Cli, Result, rows
+from json_lines import check_lines
 from markers import NOT_FAST, item_markers, module_markers
 
 _FAST_EXAMPLES = 20  # of a property, with --fast
@@ -97,12 +98,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command line in this process."""
+    """Runs a command line in this process. What it prints as JSON is what the reference says."""
     from rolltape.cli import run as rolltape_command
 
     def called(*arguments: object) -> Result:
         capsys.readouterr()
         code = rolltape_command([str(argument) for argument in arguments])
-        return Result(code, *capsys.readouterr())
+        result = Result(code, *capsys.readouterr())
+        if "--json" in arguments:
+            check_lines(str(arguments[0]), rows(result))
+        return result
 
     return called

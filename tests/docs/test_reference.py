@@ -1,24 +1,17 @@
 """The reference is what the program does: generated pages are current; routes, bodies and metrics are as written."""
 
-import io
-import json
 import re
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from reference_docs.json_schemas import RECORDS, schema_of
 from reference_docs.openapi import openapi, openapi_path
 from reference_docs.pages import generated_pages
 
 from gateways import rig
-from rolltape.cli import run as rolltape_command
 from rolltape.cli.exits import Exit
-from rolltape.demo import record_scripted
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -34,62 +27,6 @@ if IS_WRITTEN_BY_THIS_PYTHON:
             if not (REFERENCE / name).is_file() or (REFERENCE / name).read_text() != text
         ]
         assert not stale, "write them: python -m reference_docs"
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "scripted"
-    record_scripted(path)
-    return path
-
-
-def printed(*words: object) -> list[dict[str, Any]]:
-    with redirect_stdout(io.TextIOWrapper(io.BytesIO(), write_through=True)) as output:
-        rolltape_command([str(word) for word in words])
-    raw = output.buffer
-    assert isinstance(raw, io.BytesIO)
-    return [json.loads(line) for line in raw.getvalue().decode().splitlines()]
-
-
-# What a command prints, and which schema each of its lines has, from the last one back.
-PRINTED: dict[str, tuple[list[str], list[str]]] = {
-    "ls": (["ls", "RUN"], ["ls"]),
-    "tree": (["tree", "RUN", "857bc8a1"], ["tree"]),
-    "show": (["show", "RUN", "857bc8a1", "--part", "tokens"], ["show"]),
-    "samples": (["samples", "RUN"], ["samples"]),
-    "compare": (
-        ["samples", "RUN", "--compare", "keep-head"],
-        ["compare-policy", "compare-policy", "compare-difference"],
-    ),
-    "compare-runs": (["compare", "RUN", "RUN"], ["compare", "compare-task"]),
-    "ledger": (["ledger", "RUN"], ["ledger"]),
-    "check": (["check", "RUN"], ["check"]),
-    "filter": (["filter", "RUN", "--dry-run"], ["filter"]),
-    "score": (["score", "RUN", "857bc8a1", "0.5", "--dry-run"], ["score", "score-rollout"]),
-    "push": (["push", "RUN", "--to", "OUT"], ["push"]),
-}
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_a_command_prints_what_its_schema_says(name: str, scripted: Path, tmp_path: Path) -> None:
-    words, schemas = PRINTED[name]
-    places = {"RUN": scripted, "OUT": tmp_path / "steps.jsonl"}
-    lines = printed(*(places.get(word, word) for word in words), "--json")
-    assert len(lines) >= len(schemas)
-    for back, line in enumerate(reversed(lines)):
-        schema = schema_of(schemas[min(back, len(schemas) - 1)])
-        jsonschema.validate(line, schema)
-        assert set(line) == set(schema["properties"])
-
-
-def test_a_schema_refuses_a_value_of_another_type(scripted: Path) -> None:
-    line = printed("ls", scripted, "--json")[0]
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(line | {"attempt": "first"}, schema_of("ls"))
-
-
-def test_every_schema_is_on_the_page() -> None:
-    assert set(re.findall(r"schemas/([\w-]+)\.json", (REFERENCE / "json.md").read_text())) == set(RECORDS)
 
 
 async def test_the_gateway_has_the_routes_that_openapi_names_and_no_others(tmp_path: Path) -> None:
