@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import rolltape
@@ -203,8 +204,9 @@ def test_a_sealed_file_that_changed_is_found(tmp_path: Path) -> None:
     ids = record_run(tmp_path / "run", rollouts=2, turns=30)
     rolltape.seal(tmp_path / "run")
     (file,) = (tmp_path / "run" / "shards").glob("*/turns.parquet")
+    first = pq.read_metadata(file).row_group(0).column(0)
     broken = bytearray(file.read_bytes())
-    broken[60] ^= 1
+    broken[first.data_page_offset + first.total_compressed_size - 1] ^= 1
     file.write_bytes(broken)
     run = rolltape.read(tmp_path / "run")
     (problem,) = run.verify_shards()
