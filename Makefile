@@ -90,8 +90,8 @@ test-release: setup npm chromium bwrap podman systemd
 	ROLLTAPE_SEEDS=100 $(BIN)/python -m pytest $(TEST_ARGS) tests/tape/test_index_follows.py
 	ROLLTAPE_SEEDS=40 $(BIN)/python -m pytest $(TEST_ARGS) tests/gateway/test_gateway_random_turns.py
 	ROLLTAPE_EXAMPLES=2000 $(BIN)/python -m pytest $(TEST_ARGS) tests/test_properties*.py tests/export/test_properties.py
-	ROLLTAPE_CONTAINERS=200 $(BIN)/python -m pytest tests/collect/test_container_agents.py -k killed_five_times
-	ROLLTAPE_KILLS=1000 $(BIN)/python -m pytest tests/gateway/test_gateway_kill_loop.py
+	ROLLTAPE_CONTAINERS=200 $(BIN)/python -m pytest --timeout 0 tests/collect/test_container_agents.py -k killed_five_times
+	ROLLTAPE_KILLS=1000 $(BIN)/python -m pytest --timeout 0 tests/gateway/test_gateway_kill_loop.py
 	$(BIN)/python -m benchmarks gateway --part soak --strict
 	$(BIN)/python tests/integrations/check_trl_ranks.py
 	$(MAKE) check-skyrl check-engines check-gpu

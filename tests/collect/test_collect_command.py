@@ -89,7 +89,7 @@ def test_resuming_what_is_done_says_so_and_runs_nothing(tmp_path: Path, cli: Cli
         (["--force", "min_p=many"], "--force min_p=many: "),
         (["--force", "luck=1"], "--force luck=1: give NAME=VALUE"),
         (["--routed-experts"], "routed_experts is given, which tiny does not take"),
-        (["--thinking-retention", "some"], "--thinking-retention some: "),
+        (["--thinking-retention", "some"], "'--thinking-retention': 'some' is not one of 'template', 'tool_cycle'"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(flags: list[str], said: str, tmp_path: Path, cli: Cli) -> None:

@@ -210,6 +210,29 @@ def test_follower_that_is_interrupted_keeps_what_it_pushed(tmp_path: Path) -> No
     assert [line["step"] for line in lines(file)] == [0]
 
 
+INTERRUPTED_WHILE_FINALIZING = """
+import signal, sys
+from rolltape.cli import main
+from rolltape.tape.index.index import Index
+close = Index.close
+def interrupted(index):
+    close(index)
+    signal.raise_signal(signal.SIGINT)
+Index.close = interrupted
+main()
+"""
+
+
+def test_an_interrupt_that_python_drops_while_it_finalizes_still_ends_the_command(tmp_path: Path) -> None:
+    path, file = tmp_path / "exp", tmp_path / "steps.jsonl"
+    with rolltape.open(path, name="exp") as tape:
+        record_conversation(tape, step=0)
+        record_conversation(tape, step=1)
+        command = [sys.executable, "-c", INTERRUPTED_WHILE_FINALIZING, "push", str(path), "--to", str(file), "--follow"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "rolltape: interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

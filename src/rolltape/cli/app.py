@@ -3,8 +3,11 @@
 import contextlib
 import gc
 import io
+import os
 import re
+import signal
 import sys
+import threading
 from collections import UserDict
 from collections.abc import Sequence
 from importlib import import_module
@@ -68,6 +71,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {"score": {"ignore_unknown_options": True
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 # What the parser adds to an error that says nothing more.
+_INTERRUPT_AGAIN_S = 0.05
 _PARSER_WORDS = re.compile(r"Value error, |, unable to parse string as an? \w+")
 
 
@@ -197,8 +201,20 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
+def _interrupt_again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Python drops a Ctrl-C that comes while an object is finalized. Send it once more."""
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    # Not at once: it would be raised in here, and dropped again.
+    sending = threading.Timer(_INTERRUPT_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    sending.daemon = True
+    sending.start()
+
+
 def main() -> None:
     """The entry point of the program."""
+    sys.unraisablehook = _interrupt_again
     gc.set_threshold(50_000, 20, 20)  # many records, few cycles: collecting would take a tenth of the time
     sys.exit(run(sys.argv[1:]))
 

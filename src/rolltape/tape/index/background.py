@@ -114,10 +114,9 @@ class Filler:
                 self._lacking.clear()
                 self._looked_at = (path, -1)
             if revision != self._looked_at[1]:
-                rows = connection.execute(
-                    f"SELECT number FROM {_LACKING} AND revision > ? ORDER BY number",
-                    (self._words, self._looked_at[1]),
-                ).fetchall()
+                # Not in order: to order them, SQLite would read all rollouts each time.
+                question = f"SELECT number FROM {_LACKING} AND revision > ?"
+                rows = connection.execute(question, (self._words, self._looked_at[1])).fetchall()
                 if rows:
                     self._lacking = sorted({*self._lacking, *(number for (number,) in rows)})
                 self._looked_at = (path, revision)

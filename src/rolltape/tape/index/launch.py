@@ -60,7 +60,7 @@ class OtherJournals:
 
     def select(self, path: Path, query: str, *values: str | int) -> list[Any]:
         """The rows that one journal has for a query; none if it cannot be read."""
-        with contextlib.suppress(sqlite3.Error):  # a readers report a damaged journal; it is no reason to stop
+        with contextlib.suppress(sqlite3.Error):  # readers report a damaged journal; it is no reason to stop
             if path not in self._connections:
                 self._connections[path] = connected(path)
             return self._connections[path].execute(query, values).fetchall()
