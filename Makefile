@@ -35,11 +35,11 @@ $(BIN)/python:
 
 # The plain install is enough for the demo; the tools of development come on top of it.
 .venv/.installed: pyproject.toml | $(BIN)/python
-	$(PIP) --editable .
+	$(PIP) $(CONSTRAINTS) --editable .
 	@touch $@
 
 .venv/.installed-training: .venv/.installed
-	$(PIP) --editable '.[training]'
+	$(PIP) $(CONSTRAINTS) --editable '.[training]'
 	@touch $@
 
 # verl asks for inference engines, which its types and its loss do without; xgrammar asks for triton, which its grammars do

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
 # What the tests below need beside the package itself.
-TOOLS = ("hypothesis>=6.100", "jsonschema>=4.20", "pytest>=8", "pytest-xdist>=3.6", "pyyaml")
+TOOLS = ("hypothesis>=6.100", "jsonschema>=4.20", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "pyyaml")
 TESTS = (
     *("tests/records", "tests/tape", "tests/tree", "tests/samples", "tests/traces", "tests/groups", "tests/tiny"),
     *("tests/export", "tests/prompts", "tests/wire", "tests/demo", "tests/test_extras.py", "tests/deploy", "tests/cli"),
