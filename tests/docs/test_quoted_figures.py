@@ -1,4 +1,4 @@
-"""Figures of benchmarks in README and in the documentation are those of benchmarks/results.json, with machine and date."""
+"""Benchmarks' figures in README and on pages are those of benchmarks/results.json, with machine and date."""
 
 import json
 import re
