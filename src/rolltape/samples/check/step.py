@@ -20,7 +20,7 @@ from rolltape.samples.check.credit import (
     check_weights,
 )
 from rolltape.samples.check.findings import StepCheck, TokenFinding, UnseenSample
-from rolltape.samples.check.hindsight import BY_LATER_EVENTS, PastRow, rollout_at, split_later, taken_at
+from rolltape.samples.check.hindsight import BY_LATER_EVENTS, PastRow, had_ended, rollout_at, split_later, taken_at
 from rolltape.samples.check.records import (
     TokenDifference,
     TokenRule,
@@ -126,7 +126,7 @@ class _Found(NamedTuple):
 class _Check:
     """The state of a step's check: its records by rollout, and what was found so far.
 
-    `times`: by group, the time whose filters and grades count; without one, those of now.
+    `times`: by group, the time whose attempts, filters and grades count; without one, those of now.
     """
 
     def __init__(self, run: Run, step: int, policies: Sequence[CutPolicy], times: Mapping[str, int]) -> None:
@@ -138,10 +138,11 @@ class _Check:
         self._policies = policies
         self._times = times
         self._versions = run.versions()
-        self._rows: dict[str, list[RolloutRow | PastRow]] = {}  # by group
+        self._now: dict[str, list[RolloutRow]] = {}  # by group: its tries as they are now
+        self._rows: dict[str, list[RolloutRow | PastRow]] = {}  # by group of the step: those that count
         self._group_of: dict[Key, str] = {}
         for row in run.index():
-            self._rows.setdefault(row.group, []).append(row)
+            self._now.setdefault(row.group, []).append(row)
             self._group_of[row.key] = row.group
         self._rollouts = {rollout for rollout, _ in self._group_of}
         self._records: dict[Key, list[TokenRecord]] = {}
@@ -191,12 +192,16 @@ class _Check:
 
     def compare_group(self, group: str) -> None:
         """Compare the records of a group with its samples, and note which samples each policy makes of it."""
-        rows = self._rows[group]
+        at_ns = self._times.get(group)
+        rows = self._rows[group] = [
+            row for row in self._now[group] if at_ns is None or had_ended(row, at_ns) or row.key in self._records
+        ]
         self._counted |= {row.head.key for row in counted_tries(rows)}
         keys = [row.head.key for row in rows]
         wanted = [key for key in keys if key in self._counted or key in self._records]
         for loaded in self._run.tape_index.load_each(wanted):
-            rollout = rollout_at(loaded, self._times[group]) if group in self._times else loaded
+            is_trained = loaded.key in self._records
+            rollout = loaded if at_ns is None else rollout_at(loaded, at_ns, is_trained=is_trained)
             rows[keys.index(rollout.key)] = PastRow(rollout.head, rollout.outcome)
             made = linearize_under(rollout, self._policies, versions=self._versions)
             self._made.append(
@@ -205,7 +210,7 @@ class _Check:
                     [{outline.id: outline.trained_tokens for outline in one.outlines} for one in made],
                 )
             )
-            if rollout.key in self._records:
+            if is_trained:
                 self._compare_rollout(rollout, made)
             for one in made:
                 one.take_apart()
@@ -273,7 +278,7 @@ class _Check:
         if record.rollout != rollout.id and record.rollout in self._rollouts:
             what = f"rollout {record.rollout} in the record, {rollout.id} by its sample"
             yield TokenDifference(TokenRule.ORIGIN, None, what, "check that rollout_ids belong to these sequences")
-        if record.group != rollout.head.group and record.group in self._rows:
+        if record.group != rollout.head.group and record.group in self._now:
             what = f"group {record.group} in the record, {rollout.head.group} by its sample"
             yield TokenDifference(TokenRule.ORIGIN, None, what, "check that groups belong to these sequences")
 
