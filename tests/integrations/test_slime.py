@@ -209,6 +209,22 @@ def test_an_attempt_that_failed_is_a_sample_that_does_not_train(tmp_path: Path, 
     assert post_process_rewards(args, given)[1] == [0.0] * 4
 
 
+@pytest.mark.usefixtures("closing")
+def test_an_attempt_that_failed_leaves_slimes_own_baseline_as_it_is(tmp_path: Path, router: int) -> None:
+    args, source = arguments(tmp_path / "run", router, to_task="python:slime_graded:graded"), Prompts(4)
+    args.rollout_batch_size, args.n_samples_per_prompt = 1, 4
+    (tmp_path / "slime_graded.py").write_text(
+        "grades = iter([1.0, 1.0, 0.0])\n"
+        "def grade(task, answer):\n    return next(grades)\n"
+        "def graded(sample):\n    return {'prompt': 'What is 2 + 1?', 'check': 'python:slime_graded:grade'}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        given = flat(slime.generate_rollout(args, 0, source))
+    assert sorted(sample.reward for sample in given if not sample.remove_sample) == [0.0, 1.0, 1.0]
+    assert [sample.reward for sample in given if sample.remove_sample] == [pytest.approx(2 / 3)]
+
+
 def test_arguments_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(GroupsError, match=r"no rolltape\.run; write `rolltape: \{run:"):
         slime.SlimeRollouts(Namespace())

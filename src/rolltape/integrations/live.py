@@ -253,8 +253,8 @@ class LiveGroups:
         groups, skipped = await asyncio.get_running_loop().run_in_executor(self._taking, _take, self.tape, options)
         if not groups and not skipped:
             raise GroupsError(
-                f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; {_ONCE_A_STEP}, and "
-                "use load_state_dict to go back to a checkpoint"
+                f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; {_ONCE_A_STEP}, "
+                "use load_state_dict to go back to a checkpoint, and begin a new training in a new run"
             )
         return groups
 
@@ -356,6 +356,11 @@ class _State(msgspec.Struct):
 def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:
     stream = tape.groups(**options)
     return list(stream), stream.skipped
+
+
+def first_rank_failed(error: Exception) -> GroupsError:
+    """What the other ranks of a training are told. The error itself may be one that cannot be sent to them."""
+    return GroupsError(f"the first rank, which collects for all, failed with {type(error).__name__}: {error}")
 
 
 def with_id(given: Mapping[str, Any] | Task) -> Task:

@@ -25,6 +25,7 @@ from rolltape.groups import Group
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.integrations.live import LiveGroups
 from rolltape.records.sample import Sample
+from rolltape.tape.rundir import write_whole
 
 log = logging.getLogger("rolltape.integrations")
 
@@ -139,9 +140,7 @@ class PrimeRlFeed:
     def _save_state(self) -> None:
         path = self._state_file(self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._live.state_dict()))
-        partial.replace(path)
+        write_whole(path, json.dumps(self._live.state_dict()).encode())
 
     def load_weights(self, version: int, timeout_s: float = 3600.0) -> None:
         """Wait until the trainer has written a version of its weights, and have the inference servers load it.

@@ -187,8 +187,9 @@ class SlimeRollouts:
             for one in group.unfinished:
                 log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
         rewards = {} if group is None else {rollout.head.attempt: rollout.reward for rollout in group.rollouts}
+        mean = None if group is None else group.mean_reward
         return [
-            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(rewards.get(at))))]
+            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(rewards.get(at), mean)))]
             for at, prompt in enumerate(prompts)
         ]
 
@@ -273,14 +274,17 @@ def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
     return type(prompt).from_dict({**row, **own})
 
 
-def _blank(reward: float | None) -> dict[str, Any]:
-    """The row of a sample that trains nothing, so that slime has one for each attempt."""
+def _blank(reward: float | None, mean: float | None) -> dict[str, Any]:
+    """The row of a sample that trains nothing, so that slime has one for each attempt.
+
+    One that failed has the mean of its group as reward, which leaves slime's own baseline as it is.
+    """
     return {
         "tokens": [0, 0],
         "response_length": 1,
         "loss_mask": [0],
         "rollout_log_probs": [0.0],
-        "reward": 0.0 if reward is None else reward,
+        "reward": (mean or 0.0) if reward is None else reward,
         "status": "failed" if reward is None else "completed",
         "remove_sample": True,
         "metadata": {"rolltape": {"sample": None, "advantage": 0.0, "loss_weight": 0.0}},

@@ -4,7 +4,7 @@ import json
 
 from rolltape.groups import Group
 from rolltape.integrations.live import LiveGroups
-from rolltape.tape.rundir import make_private_folder
+from rolltape.tape.rundir import make_private_folder, write_whole
 
 
 class StepPositions:
@@ -36,7 +36,7 @@ class StepPositions:
             for group, left_out in self._in_use.values():
                 group.done(left_out)
             make_private_folder(folder)
-            position.write_text(json.dumps(self._live.state_dict()))
+            write_whole(position, json.dumps(self._live.state_dict()).encode())
         self._in_use.clear()
         self._step = step
         return True

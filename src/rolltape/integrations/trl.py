@@ -27,8 +27,9 @@ from rolltape.errors import GroupsError
 from rolltape.export.formats.fitting import Fact, fitted
 from rolltape.export.formats.trl import FORM, row
 from rolltape.groups import Group
-from rolltape.integrations.live import LiveGroups, with_id
+from rolltape.integrations.live import LiveGroups, first_rank_failed, with_id
 from rolltape.records.sample import Sample
+from rolltape.tape.rundir import write_whole
 
 log = logging.getLogger("rolltape.integrations")
 
@@ -119,9 +120,9 @@ class TrlRollouts(TrainerCallback):
             try:
                 answer = [self._collect(everyone, trainer, every_sample)]
             except Exception as error:
-                if ranks == 1:
-                    raise
-                answer = [error]  # the others wait for an answer
+                if ranks > 1:  # the others wait for an answer
+                    broadcast_object_list([first_rank_failed(error)])
+                raise
         if ranks > 1:
             broadcast_object_list(answer)
         if isinstance(answer[0], Exception):
@@ -223,7 +224,7 @@ class TrlRollouts(TrainerCallback):
         """Save which groups are done beside the checkpoint."""
         if state.is_world_process_zero:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE_FILE
-            path.write_text(json.dumps(self._live.state_dict()))
+            write_whole(path, json.dumps(self._live.state_dict()).encode())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the last groups as done."""

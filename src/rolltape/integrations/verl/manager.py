@@ -217,8 +217,6 @@ class RolltapeManager:
     def _take(self, group: Group, validates: bool) -> list[tuple[int, list[Sample]]]:
         """Turns and samples of each attempt, the best first; what verl does not get of the group is noted."""
         attempts = samples_by_attempt(group)
-        rewards = [reward for reward in group.rewards if reward is not None]
-        mean = sum(rewards) / len(rewards) if rewards else None
         left_out = sum(sample.trained_tokens for _, samples in attempts.values() for sample in samples[1:])
         reason = f"{left_out} tokens of forked rollouts are left out: verl takes one row for each" if left_out else None
         if reason is not None and not validates:
@@ -229,7 +227,7 @@ class RolltapeManager:
             group.done()
         else:
             self._positions.train_on(group, reason)
-        return [attempts.get(at) or failed_attempt(mean) for at in range(self._attempts(validates))]
+        return [attempts.get(at) or failed_attempt(group.mean_reward) for at in range(self._attempts(validates))]
 
     def _tensors(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         batch = arrays(
