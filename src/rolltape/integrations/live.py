@@ -61,7 +61,8 @@ class LiveGroups:
 
     `announce` names the weights that the engine has now; `new_weights` changes them while replies are in flight.
 
-    Call `group.done()` when the optimizer has taken its step, and save `state_dict()` with each checkpoint.
+    Call `group.done()` when the optimizer has taken its step, and save `state_dict()` with each checkpoint, and once
+    before the first step, for a process that ends before its first checkpoint.
     `load_state_dict` goes back: what was done after the checkpoint is given again, from the tape, with `group.again`
     set, when it is asked for again. Attempts that had not ended are run then.
 
