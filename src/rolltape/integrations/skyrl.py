@@ -162,8 +162,6 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
             left_out = self._left_out.pop(group.id, None)
             if trains and self._positions is not None:
                 self._positions.train_on(group, left_out)
-            else:
-                group.done(left_out)
         return output
 
     def _live(self, trains: bool, given: Mapping[str, Any]) -> LiveGroups:
