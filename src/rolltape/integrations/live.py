@@ -30,7 +30,7 @@ from rolltape.integrations.step_collections import StepCollection, StepCollectio
 from rolltape.integrations.weights import WeightChange, ask_gateways
 from rolltape.records.ids import join_source
 from rolltape.records.policy import Credit, CutPolicy
-from rolltape.samples.opening import open_for_recording
+from rolltape.samples.summary import open_for_recording
 from rolltape.tape.recording.tape import Tape
 
 _ID_DIGITS = 16  # of a task that has no id
