@@ -402,6 +402,19 @@ def test_an_attempt_that_came_after_its_group_was_taken_is_a_note(
     checked = Checked(run, capsys)
     assert (checked.code, checked.findings) == (0, [])
     assert [note["note"] for note in checked.notes] == ["advantage", "advantage", "complete"]
+    assert [one["why"] for one in checked.unseen] == ["no reward" if late == "a first grade" else "came later"]
+
+
+def test_a_sample_without_a_signal_stays_so_when_its_group_is_graded_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=1, attempts=3)  # the second has the mean of the rewards
+    samples = samples_of(run)
+    export_samples(run, [sample for sample in samples if sample.advantage])
+    with rolltape.open(run) as tape:
+        tape.score(samples[0].rollout, reward=0.75)
+    checked = Checked(run, capsys)
+    assert (checked.code, {one["why"] for one in checked.unseen}) == (0, {"advantage 0"})
 
 
 def test_a_record_that_was_wrong_before_its_rollout_was_graded_again_stays_a_finding(

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+import msgspec
+
 from rolltape.records.ids import last_turn_of
 from rolltape.records.policy import PRESETS, Advantage, CutPolicy
 from rolltape.records.rollout import Rollout, RolloutHead, Status
@@ -68,8 +70,10 @@ def check_step(
     check, unseen = checked({})
     findings, notes = check.findings, list[TokenFinding]()
     if files.written_at_ns is not None and any(finding.rule in BY_LATER_EVENTS for finding in findings):
-        then, _ = checked(taken_at(run, check.groups, files.written_at_ns))
+        then, unseen_then = checked(taken_at(run, check.groups, files.written_at_ns))
         findings, notes = split_later(findings, then.findings)
+        later = (one for one in unseen if _rollout_of(one.sample) not in then.tries)
+        unseen = (*unseen_then, *(msgspec.structs.replace(one, why="came later") for one in later))
     order = list(TokenRule)
     return StepCheck(
         step=step,
@@ -157,6 +161,11 @@ class _Check:
     def is_explained(self) -> bool:
         """Whether the policies make the samples that the records name, and no others."""
         return not self._unknown and not any(finding.rule in _BY_POLICY for finding in self.findings)
+
+    @property
+    def tries(self) -> set[Key]:
+        """The tries of the step's groups that it looked at."""
+        return {made.head.key for made in self._made}
 
     @property
     def groups(self) -> set[str]:
