@@ -82,7 +82,7 @@ class PrimeRlFeed:
         self._inference = [address.rstrip("/") for address in inference]
         self.step = 1 if resume_step is None else resume_step + 1  # the one to be sent next
         if resume_step:
-            live.load_state_dict(json.loads(self._state_file(resume_step).read_text()))
+            live.load_state_dict(self._load_state(resume_step))
         self._background = BackgroundLoop("rolltape-prime-rl")
         self._sender = self._background.submit(self._open_sender(transport)).result()
 
@@ -136,6 +136,17 @@ class PrimeRlFeed:
 
     def _state_file(self, step: int) -> Path:
         return self._output_dir / "rolltape" / f"step_{step}.json"
+
+    def _load_state(self, step: int) -> dict[str, Any]:
+        path = self._state_file(step)
+        try:
+            state: dict[str, Any] = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise GroupsError(
+                f"{path}: what was sent up to step {step} cannot be read: {error}; give a resume_step that was sent to "
+                "this output_dir"
+            ) from None
+        return state
 
     def _save_state(self) -> None:
         path = self._state_file(self.step)
