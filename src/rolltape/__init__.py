@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from rolltape.records.turn import Turn
     from rolltape.samples import Linearized, linearize, samples_of_group
     from rolltape.samples.compare import Comparison, compare
-    from rolltape.samples.opening import open_for_recording as open  # noqa: A004 - rolltape.open is its public name
     from rolltape.samples.spelling import show
+    from rolltape.samples.summary import open_for_recording as open  # noqa: A004 - rolltape.open is its public name
     from rolltape.tape.journal.writing import Durability
     from rolltape.tape.recording.rollout import RolloutRecorder
     from rolltape.tape.recording.session import SessionRecorder
@@ -113,7 +113,7 @@ _MODULES = {
     "rolltape.records.turn": "Turn",
     "rolltape.samples": "Linearized linearize samples_of_group",
     "rolltape.samples.compare": "Comparison compare",
-    "rolltape.samples.opening": "open=open_for_recording",
+    "rolltape.samples.summary": "open=open_for_recording",
     "rolltape.samples.spelling": "show",
     "rolltape.tape.journal.writing": "Durability",
     "rolltape.tape.recording.rollout": "RolloutRecorder",

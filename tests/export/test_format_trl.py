@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -154,5 +155,6 @@ def test_lines_of_the_file_are_the_rows_of_the_result(tmp_path: Path) -> None:
     assert {name: [line[name] for line in lines] for name in lines[0]} == rollout_result(samples)
 
 
-def test_a_sample_without_a_reward_has_none() -> None:
-    assert rollout_result([a_sample(reward=None)])["reward"] == [None]
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf])
+def test_a_sample_without_a_reward_has_none(reward: float | None) -> None:
+    assert rollout_result([a_sample(reward=reward)])["reward"] == [None]

@@ -3,11 +3,13 @@
 ROLLTAPE_SLIME names a checkout of slime: the tests then use slime itself.
 """
 
+import json
 import os
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -61,6 +63,14 @@ class RolloutFnEvalOutput:
     metrics: dict[str, Any] | None = None
 
 
+class Dataset:
+    """The prompts of a file of JSON lines."""
+
+    def __init__(self, path: str, *, prompt_key: str, label_key: str, **_: Any) -> None:
+        rows = map(json.loads, Path(path).read_text().splitlines())
+        self.samples = [Sample(prompt=row[prompt_key], label=row[label_key]) for row in rows]
+
+
 def install() -> Any:
     """Make `slime` importable, and return the module with its `Sample`."""
     if checkout := os.environ.get("ROLLTAPE_SLIME"):
@@ -70,10 +80,15 @@ def install() -> Any:
     types.Sample = Sample  # type: ignore[attr-defined]
     base.RolloutFnTrainOutput, base.RolloutFnEvalOutput = RolloutFnTrainOutput, RolloutFnEvalOutput  # type: ignore[attr-defined]
     hooks._current_rollout_id = 0  # type: ignore[attr-defined]
+    data, processing = ModuleType("slime.utils.data"), ModuleType("slime.utils.processing_utils")
+    data.Dataset = Dataset  # type: ignore[attr-defined]
+    processing.load_tokenizer = lambda *_, **__: None  # type: ignore[attr-defined]
     for name in ("slime", "slime.utils", "slime.rollout"):
         sys.modules.setdefault(name, ModuleType(name))
     sys.modules |= {
         "slime.utils.types": types,
+        "slime.utils.data": data,
+        "slime.utils.processing_utils": processing,
         "slime.rollout.base_types": base,
         "slime.rollout.sample_hooks": hooks,
     }

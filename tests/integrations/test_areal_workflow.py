@@ -112,7 +112,7 @@ def test_workflows_that_areal_makes_anew_share_a_gateway_and_a_task_may_come_twi
     assert {row.task_id for row in rolltape.read(tmp_path / "run").index()} == {"t1", "t1~2"}
 
 
-def test_an_evaluation_is_under_a_split_of_its_own(tmp_path: Path) -> None:
+def test_an_evaluation_is_under_a_split_of_its_own_and_comes_again_from_the_tape(tmp_path: Path) -> None:
     engine = Engine()
 
     async def episode() -> None:
@@ -120,6 +120,10 @@ def test_an_evaluation_is_under_a_split_of_its_own(tmp_path: Path) -> None:
         await workflow(tmp_path / "run").arun_episode(engine, task(1))
 
     asyncio.run(episode())
+    areal.close_all()
+    asked = len(engine.asked)
+    asyncio.run(episode())  # a job that is recovered evaluates the same version again
+    assert len(engine.asked) == asked
     assert {row.source for row in rolltape.read(tmp_path / "run").index()} == {"areal#eval"}
 
 

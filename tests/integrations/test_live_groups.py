@@ -1,6 +1,7 @@
 """A trainer asks for tasks and gets their groups, from threads and from event loops, and goes on after a restart."""
 
 import asyncio
+import json
 import pickle
 import shutil
 import threading
@@ -15,6 +16,7 @@ from live_jobs import SUMS, function_engine, job, reply_ids
 from rolltape.errors import CheckpointError, CollectError, GroupsError, TaskError
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.integrations import FunctionEngine, LiveGroups
+from rolltape.integrations.steps import StepPositions
 from rolltape.records.rollout import Status
 from rolltape.tiny import shipped_model
 
@@ -171,6 +173,20 @@ def test_a_restarted_trainer_gets_what_was_done_after_its_checkpoint_again(tmp_p
 
     with job(tmp_path / "run", function_engine(say)) as live, pytest.raises(GroupsError, match="was given before"):
         live.request(SUMS[:1], step=1).wait()
+
+
+def test_a_position_of_a_step_is_replaced_whole(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        StepPositions(live, "trainer").begin(1)
+        with (tmp_path / "run" / "trainer" / "1.json").open() as held:
+            positions = StepPositions(live, "trainer")
+            positions.begin(0)
+            (group,) = live.request(SUMS[:1], step=0).wait()
+            positions.train_on(group)
+            positions.begin(1)
+            # Whoever has it open, as a process that died in the middle has left it, sees the old one to its end.
+            assert json.load(held)["position"] is None
+        assert json.loads((tmp_path / "run" / "trainer" / "1.json").read_text())["position"] is not None
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

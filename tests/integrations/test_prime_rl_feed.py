@@ -171,6 +171,16 @@ def test_a_trainer_that_goes_on_from_a_checkpoint_gets_what_came_after_it_again(
         assert fed.send(groups) == 2
 
 
+def test_a_checkpoint_that_nothing_is_known_of_is_refused_by_its_file(tmp_path: Path) -> None:
+    with (
+        job(tmp_path / "run", function_engine(right_or_wrong)) as live,
+        pytest.raises(
+            GroupsError, match=r"step_7\.json: what was sent up to step 7 cannot be read: .*give a resume_step"
+        ),
+    ):
+        feed(live, tmp_path / "out", resume_step=7)
+
+
 def test_a_step_with_nothing_to_train_is_not_sent(tmp_path: Path) -> None:
     def say(prompt: str, wanted: Generation) -> str:
         if "2 + 1" in prompt:

@@ -173,17 +173,20 @@ def test_closing_ends_the_gateways_of_training_and_evaluation(tmp_path: Path) ->
         assert [thread.is_alive() for thread in live] == [False, False]
 
 
-def test_a_resumed_job_gets_its_step_again_from_the_tape(tmp_path: Path) -> None:
+def test_a_resumed_job_gets_its_step_and_its_evaluation_again_from_the_tape(tmp_path: Path) -> None:
     with skyrl_servers(lambda prompt: "3") as servers:
         with generator(tmp_path / "run", servers) as made:
+            evaluated = ask(made, batch(2, [2], size=1, phase="eval"))
             ask(made, batch(1, [2]))
             second = ask(made, batch(2, [3]))
             ask(made, batch(3, [4]))
         sampled = len(servers.asked)
         with generator(tmp_path / "run", servers) as made:
+            evaluated_again = ask(made, batch(2, [2], size=1, phase="eval"))
             again = ask(made, batch(2, [3]))
         assert len(servers.asked) == sampled
     assert again["response_ids"] == second["response_ids"]
+    assert evaluated_again["response_ids"] == evaluated["response_ids"]
 
 
 def test_a_batch_without_ids_is_refused(tmp_path: Path) -> None:

@@ -175,6 +175,55 @@ def test_steps_are_done_when_the_next_one_is_asked_for_and_a_resumed_job_gets_it
 
 
 @pytest.mark.usefixtures("closing")
+def test_an_evaluation_has_its_own_split_and_parameters_and_a_resumed_job_gets_it_again(
+    tmp_path: Path, router: int
+) -> None:
+    (tmp_path / "sums.jsonl").write_text('{"text": "What is 2 + 1?", "label": "3"}\n' * 2)
+    dataset = Namespace(
+        name="sums",
+        path=str(tmp_path / "sums.jsonl"),
+        input_key="text",
+        label_key="label",
+        metadata_key=None,
+        tool_key=None,
+        temperature=0.0,
+        top_p=1.0,
+        top_k=-1,
+        max_response_len=16,
+        n_samples_per_eval_prompt=1,
+    )
+
+    def evaluate() -> dict[str, Any]:
+        args = arguments(tmp_path / "run", router)
+        args.eval_datasets, args.eval_max_prompt_len = [dataset], None
+        data: dict[str, Any] = slime.generate_rollout(args, 3, None, evaluation=True).data["sums"]
+        slime._jobs.pop(id(args)).close()
+        return data
+
+    first, again = evaluate(), evaluate()
+    assert len(first["rewards"]) == 2
+    assert [sample.metadata["rolltape"] for sample in again["samples"]] == [
+        sample.metadata["rolltape"] for sample in first["samples"]
+    ]
+    run = rolltape.read(tmp_path / "run")
+    assert [(row.source, row.step) for row in run.index()] == [("slime#sums", 3)] * 2
+    assert {turn.temperature for rollout in run.rollouts() for turn in rollout.turns} == {0.0}
+
+
+@pytest.mark.usefixtures("closing")
+def test_a_prompt_that_comes_twice_in_a_step_is_two_tasks(tmp_path: Path, router: int) -> None:
+    (tmp_path / "slime_named.py").write_text(
+        "def named(sample):\n    return {'prompt': 'What is 2 + 1?', 'answer': 3, 'id': 'sum'}\n"
+    )
+    args = arguments(tmp_path / "run", router, to_task="python:slime_named:named")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        slime.generate_rollout(args, 0, Prompts(2))
+    tasks = sorted(str(row.task_id) for row in rolltape.read(tmp_path / "run").index())
+    assert tasks == ["sum", "sum", "sum~2", "sum~2"]
+
+
+@pytest.mark.usefixtures("closing")
 def test_slimes_own_rollout_function_gets_each_attempt_of_a_group_by_itself(tmp_path: Path, router: int) -> None:
     args, source = arguments(tmp_path / "run", router), Prompts(2)
 
@@ -207,6 +256,22 @@ def test_an_attempt_that_failed_is_a_sample_that_does_not_train(tmp_path: Path, 
     # slime asserts this of all samples, also of those that do not train.
     assert {tuple(sample.rollout_top_p_token_offsets) for sample in given} == {(0, 0)}
     assert post_process_rewards(args, given)[1] == [0.0] * 4
+
+
+@pytest.mark.usefixtures("closing")
+def test_an_attempt_that_failed_leaves_slimes_own_baseline_as_it_is(tmp_path: Path, router: int) -> None:
+    args, source = arguments(tmp_path / "run", router, to_task="python:slime_graded:graded"), Prompts(4)
+    args.rollout_batch_size, args.n_samples_per_prompt = 1, 4
+    (tmp_path / "slime_graded.py").write_text(
+        "grades = iter([1.0, 1.0, 0.0])\n"
+        "def grade(task, answer):\n    return next(grades)\n"
+        "def graded(sample):\n    return {'prompt': 'What is 2 + 1?', 'check': 'python:slime_graded:grade'}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        given = flat(slime.generate_rollout(args, 0, source))
+    assert sorted(sample.reward for sample in given if not sample.remove_sample) == [0.0, 1.0, 1.0]
+    assert [sample.reward for sample in given if sample.remove_sample] == [pytest.approx(2 / 3)]
 
 
 def test_arguments_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import rolltape
 from framework_samples import CLOSE, causal_model, recorded_group
 from live_jobs import SUMS, function_engine, job
-from rank_jobs import train
+from rank_jobs import fail, train
 from rolltape.integrations.torch import SampleBatch, SampleLoader, batches, pack, pad
 from rolltape.records.rollout import EventKind
 
@@ -70,14 +71,26 @@ def test_a_loader_leaves_out_what_nothing_is_learned_from(tmp_path: Path) -> Non
     assert (len(other.batches), other.rollouts, other.rewards) == (1, 2, [0.0, 0.0])
 
 
-def test_ranks_share_what_the_first_one_collects_in_equally_many_batches(tmp_path: Path) -> None:
+def run_ranks(target: Callable[[int, str, int], None], folder: Path) -> None:
+    """Run a function as each of two ranks, in processes of their own."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=train, args=(rank, str(tmp_path), 2)) for rank in range(2)]
+    processes = [context.Process(target=target, args=(rank, str(folder), 2)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(180)
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_first_rank_that_fails_keeps_its_error_and_tells_the_others(tmp_path: Path) -> None:
+    run_ranks(fail, tmp_path)
+    first, second = ((tmp_path / f"rank-{rank}.txt").read_text() for rank in range(2))
+    assert first == "ValueError: the dataset is gone"
+    assert second == f"GroupsError: the first rank, which collects for all, failed with {first}"
+
+
+def test_ranks_share_what_the_first_one_collects_in_equally_many_batches(tmp_path: Path) -> None:
+    run_ranks(train, tmp_path)
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     run = rolltape.read(tmp_path / "run")
     for step in range(2):

@@ -205,3 +205,16 @@ def test_a_training_that_is_resumed_gets_what_came_after_its_checkpoint_again(tm
     assert len(list(run.rollouts())) == rollouts + 2
     states = [event.data["state"] for event in run.events() if event.kind == EventKind.GROUP]
     assert states == ["given", "done", "given", "done", "rewound", "given", "done", "given", "done"]
+
+
+def test_an_evaluation_that_comes_again_is_read_from_the_tape_and_ends_no_training_step(tmp_path: Path) -> None:
+    tasks, model, rewards = talks(1), load_model(), []
+    for _ in range(2):
+        with live_groups(tmp_path / "run", model) as live:
+            trainer = plain_trainer(live, model, tmp_path / "out", tasks, max_steps=1, per_device_eval_batch_size=2)
+            trainer.evaluate(trainer.train_dataset)
+            rewards.append(trainer.given["rollout"])
+    assert rewards[0] == rewards[1]
+    run = rolltape.read(tmp_path / "run")
+    assert {row.head.split for row in run.index()} == {"eval"}
+    assert [event.data["state"] for event in run.events() if event.kind == EventKind.GROUP] == ["given", "given"]

@@ -299,6 +299,18 @@ def test_a_job_that_is_resumed_gets_its_step_again_from_the_tape(make: Make, ser
     assert len(rolltape.read(tmp_path / "run").index()) == 12
 
 
+def test_a_validation_of_a_step_comes_again_also_in_a_job_that_is_resumed(make: Make, servers: Servers) -> None:
+    first = make()
+    validated = first.generate_sequences(batch_of(2, validate=True))
+    other = first.generate_sequences(batch_of(2, validate=True))
+    assert set(other.non_tensor_batch["sample"]).isdisjoint(validated.non_tensor_batch["sample"])
+    first.close()
+    asked = len(servers.asked)
+    again = make().generate_sequences(batch_of(2, validate=True))
+    assert again.non_tensor_batch["sample"].tolist() == validated.non_tensor_batch["sample"].tolist()
+    assert len(servers.asked) == asked
+
+
 class Queue(ModuleType):
     """verl's TransferQueue, as far as a manager writes to it."""
 

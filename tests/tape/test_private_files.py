@@ -12,7 +12,7 @@ import pytest
 import rolltape
 from collecting import collected, instant, task_file
 from commands import Cli
-from rolltape.samples.opening import open_for_recording
+from rolltape.samples.summary import open_for_recording
 from rolltape.tape.run import read
 from rolltape.tokens import score_sample, write_tokens
 from taped import first_turn

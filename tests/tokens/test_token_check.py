@@ -13,6 +13,7 @@ from rolltape.cli import run as rolltape_command
 from rolltape.records.policy import CutPolicy
 from rolltape.records.sample import Sample
 from rolltape.tokens import read_tokens
+from taped import first_turn
 from trained_runs import STEP, SeenRow, export_rows, export_samples, record_groups, samples_of, seen_row
 
 
@@ -348,7 +349,7 @@ def test_a_filter_and_a_grade_that_came_after_the_step_are_notes(
     assert (checked.code, checked.findings) == (0, [])
     assert {note["note"] for note in checked.notes} == {"outcome", "reward", "advantage"}
     by_rollout = {note["rollout"]: note["what"] for note in checked.notes if note["note"] in ("outcome", "reward")}
-    later = "since a filter or a grade that came after the step"
+    later = "since a filter, a grade or an attempt that came after the step"
     assert by_rollout == {
         filtered: f"the record trains, but its rollout is filtered on the tape (too easy), {later}",
         graded: f"reward 0.875 in the record, 0.125 on the tape, {later}",
@@ -371,6 +372,49 @@ def test_a_filter_between_taking_a_group_and_training_on_it_is_a_note_and_one_be
     assert checked.code == 1
     assert {finding["rollout"] for finding in checked.findings} == {before.rollout}
     assert {note["rollout"] for note in checked.notes} == {after.rollout}
+
+
+@pytest.mark.parametrize("late", ["a straggler", "another try", "a first grade"])
+def test_an_attempt_that_came_after_its_group_was_taken_is_a_note(
+    late: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with rolltape.open(run, name="exp") as tape:
+        # The third one finished with nothing to train, and counts in the mean all the same.
+        for attempt, (reward, finish) in enumerate([(1.0, "stop"), (0.0, "stop"), (0.0, "abort")]):
+            with tape.rollout(task_id="task", step=STEP, attempt=attempt) as rollout:
+                first_turn(rollout.session(), finish=finish)
+                rollout.finish(reward=reward)
+        straggler = tape.rollout(task_id="task", step=STEP, attempt=3)
+        first_turn(straggler.session())
+        if late != "a straggler":
+            straggler.fail("the engine broke") if late == "another try" else straggler.finish()
+        (group,) = tape.groups(complete=False)
+        export_samples(run, group.samples)
+        group.done()
+        if late == "another try":
+            straggler = tape.rollout(task_id="task", step=STEP, attempt=3, new_try=True)
+            first_turn(straggler.session())
+        if late == "a first grade":
+            tape.score(straggler.id, reward=1.0)
+        else:
+            straggler.finish(reward=1.0)
+    checked = Checked(run, capsys)
+    assert (checked.code, checked.findings) == (0, [])
+    assert [note["note"] for note in checked.notes] == ["advantage", "advantage", "complete"]
+    assert [one["why"] for one in checked.unseen] == ["no reward" if late == "a first grade" else "came later"]
+
+
+def test_a_sample_without_a_signal_stays_so_when_its_group_is_graded_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=1, attempts=3)  # the second has the mean of the rewards
+    samples = samples_of(run)
+    export_samples(run, [sample for sample in samples if sample.advantage])
+    with rolltape.open(run) as tape:
+        tape.score(samples[0].rollout, reward=0.75)
+    checked = Checked(run, capsys)
+    assert (checked.code, {one["why"] for one in checked.unseen}) == (0, {"advantage 0"})
 
 
 def test_a_record_that_was_wrong_before_its_rollout_was_graded_again_stays_a_finding(

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rolltape.records.rollout import Status
 from rolltape.records.trace import Trace
-from rolltape.tracking.choice import Candidate, Choice, chosen
-from rolltape.tracking.sinks import Allowance
+from rolltape.tracking.choice import Allowance, Candidate, Choice, chosen
 from rolltape.tracking.summary import ShownStep
 
 REWARDS = st.one_of(st.none(), st.floats())

@@ -1,11 +1,11 @@
-"""Columns of exported records. A table of columns is declared once; its Arrow schema, writing and reading follow."""
+"""Columns of exported records. A table of columns is declared once; rows, Arrow tables and Parquet files follow."""
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
-from rolltape.extras import numpy_dtype, pa
+from rolltape.extras import numpy_dtype, pa, pq
 from rolltape.records.jsonable import decode_numbers, encode_json, encode_numbers
 from rolltape.records.turn import Logprobs
 
@@ -21,6 +21,10 @@ from rolltape.records.turn import Logprobs
 # lists in place of arrays if the file was JSON, and free-form JSON as it is.
 Row = dict[str, Any]
 R = TypeVar("R", bound=msgspec.Struct)
+
+ROWS_PER_GROUP = 1024
+_TOKENS_PER_GROUP = 4_000_000
+_LONG_COLUMNS = ("ids", "new_prompt_ids", "sampled_ids")
 
 
 def _same(value: Any) -> Any:
@@ -77,10 +81,33 @@ class Table:
             name: None if row[name] is None else kind.read(row[name]) for name, kind, _ in self.columns if name in row
         }
 
-    def arrow(self, rows: Sequence[Row]) -> "pa.Table":
-        """Rows as an Arrow table."""
-        arrays: list[Any] = [_arrow_array([row[name] for row in rows], kind.arrow()) for name, kind, _ in self.columns]
-        return pa.Table.from_arrays(arrays, schema=self.schema)
+    def arrow(self, rows: Iterable[Row]) -> "pa.Table":
+        """Rows as one Arrow table."""
+        tables = list(self._arrow_groups(rows))
+        return pa.concat_tables(tables) if tables else self.schema.empty_table()
+
+    def write_parquet(self, rows: Iterable[Row], stream: IO[bytes], metadata: dict[bytes, bytes]) -> int:
+        """Write rows as Parquet, in groups as they come; the number written."""
+        schema = self.schema.with_metadata(metadata)
+        # Logprobs hardly ever repeat; splitting a double's bytes lets the compressor see its exponent.
+        split = ["logprobs.list.element"] if "logprobs" in schema.names else []
+        dictionary: Any = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        written = 0
+        with pq.ParquetWriter(
+            stream, schema, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split
+        ) as writer:
+            for group in self._arrow_groups(rows):
+                writer.write_table(group)
+                written += len(group)
+        return written
+
+    def _arrow_groups(self, rows: Iterable[Row]) -> Iterator["pa.Table"]:
+        """Rows as Arrow tables of some rows each, so that few of them are Python objects at a time."""
+        for group in _groups(rows):
+            arrays: list[Any] = [
+                _arrow_array([row[name] for row in group], kind.arrow()) for name, kind, _ in self.columns
+            ]
+            yield pa.Table.from_arrays(arrays, schema=self.schema)
 
     def rows(self, batch: "pa.RecordBatch") -> Iterator[Row]:
         """The rows of Arrow columns, those that the file has, with numbers per token as arrays."""
@@ -89,6 +116,19 @@ class Table:
         read = [_row_cells(batch.column(one.name), one.kind) for one in held]
         for cells in zip(*read, strict=True):
             yield dict(zip(names, cells, strict=True))
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    group: list[Row] = []
+    tokens = 0
+    for row in rows:
+        group.append(row)
+        tokens += sum(len(row[name]) for name in _LONG_COLUMNS if name in row)
+        if len(group) == ROWS_PER_GROUP or tokens >= _TOKENS_PER_GROUP:
+            yield group
+            group, tokens = [], 0
+    if group:
+        yield group
 
 
 def built(kind: type[R], values: dict[str, Any], **renamed: Any) -> R:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
-from rolltape.export.columns import Row, Table, plain_json
+from rolltape.export.columns import ROWS_PER_GROUP, Row, Table, plain_json
 from rolltape.export.conversations import (
     CONVERSATION,
     Conversation,
@@ -54,9 +54,6 @@ TABLES: dict[RowKind, Table] = {
 
 # The key of a Parquet file's metadata that holds the RowKind.
 _SCHEMA_KEY = b"rolltape.schema"
-_ROWS_PER_GROUP = 1024
-_TOKENS_PER_GROUP = 4_000_000
-_LONG_COLUMNS = ("ids", "new_prompt_ids", "sampled_ids")
 _encode = msgspec.json.Encoder().encode
 
 T = TypeVar("T")
@@ -232,22 +229,22 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
 
 def rollouts_table(rollouts: Iterable[tuple[RolloutHead, Outcome, int, int, int]]) -> "pa.Table":
     """A row per rollout from its head, its outcome, and its numbers of sessions, turns and sampled tokens."""
-    return _table((LISTED_ROLLOUT.row(ListedRollout(*rollout)) for rollout in rollouts), LISTED_ROLLOUT)
+    return LISTED_ROLLOUT.arrow(LISTED_ROLLOUT.row(ListedRollout(*rollout)) for rollout in rollouts)
 
 
 def turns_table(rollouts: Iterable[Rollout]) -> "pa.Table":
     """A row per turn, ids and messages as what is new in it."""
-    return _table(_turn_rows(rollouts, whole_prompts=False), TURN)
+    return TURN.arrow(_turn_rows(rollouts, whole_prompts=False))
 
 
 def messages_table(rollouts: Iterable[Rollout]) -> "pa.Table":
     """A row per message, at the first turn that holds it."""
-    return _table((row for rollout in rollouts for row in message_rows(rollout)), MESSAGE)
+    return MESSAGE.arrow(row for rollout in rollouts for row in message_rows(rollout))
 
 
 def samples_table(samples: Iterable[Sample]) -> "pa.Table":
     """A row per sample."""
-    return _table(map(SAMPLE.row, samples), SAMPLE)
+    return SAMPLE.arrow(map(SAMPLE.row, samples))
 
 
 def _turn_rows(rollouts: Iterable[Rollout], whole_prompts: bool) -> Iterator[Row]:
@@ -304,41 +301,8 @@ def _number_list(array: npt.NDArray[Any]) -> list[object]:
 
 def _write_parquet(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
     """Write rows as Parquet, in groups as they come; the number written."""
-    table = TABLES[kind]
-    schema = table.schema.with_metadata({_SCHEMA_KEY: kind.value.encode()})
-    written = 0
-    # Logprobs hardly ever repeat; splitting a double's bytes lets the compressor see its exponent.
-    split = ["logprobs.list.element"] if "logprobs" in schema.names else []
-    dictionary: Any = [field.name for field in schema if not pa.types.is_nested(field.type)]
-    with (
-        destination(out) as stream,
-        pq.ParquetWriter(
-            stream, schema, compression="zstd", use_dictionary=dictionary, use_byte_stream_split=split
-        ) as writer,
-    ):
-        for group in _groups(rows):
-            writer.write_table(table.arrow(group))
-            written += len(group)
-    return written
-
-
-def _table(rows: Iterable[Row], table: Table) -> "pa.Table":
-    """Rows as one Arrow table, built in groups so that few rows are Python objects at a time."""
-    tables = [table.arrow(group) for group in _groups(rows)]
-    return pa.concat_tables(tables) if tables else table.schema.empty_table()
-
-
-def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    group: list[Row] = []
-    tokens = 0
-    for row in rows:
-        group.append(row)
-        tokens += sum(len(row[name]) for name in _LONG_COLUMNS if name in row)
-        if len(group) == _ROWS_PER_GROUP or tokens >= _TOKENS_PER_GROUP:
-            yield group
-            group, tokens = [], 0
-    if group:
-        yield group
+    with destination(out) as stream:
+        return TABLES[kind].write_parquet(rows, stream, {_SCHEMA_KEY: kind.value.encode()})
 
 
 def _read(path: str | Path, kind: RowKind, revive: Callable[[Iterator[Row]], Iterator[T]]) -> Iterator[T]:
@@ -375,7 +339,7 @@ def _parquet_rows(path: str | Path, kind: RowKind) -> Iterator[Row]:
     try:
         with pq.ParquetFile(path) as file:
             _check_schema((file.schema_arrow.metadata or {}).get(_SCHEMA_KEY, b"none").decode(), kind, str(path))
-            for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP):
+            for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
                 yield from TABLES[kind].rows(batch)
     except arrow_errors(OSError) as error:
         raise ExportError(f"{path} cannot be read: {error}") from None

@@ -30,7 +30,7 @@ from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.wire import FoundByUrl, base_urls
 from rolltape.gateway.workers import WorkerPlace
-from rolltape.samples.opening import open_for_recording
+from rolltape.samples.summary import open_for_recording
 from rolltape.serving import bound_url, is_loopback, open_listener
 from rolltape.tape.recording.tape import Tape
 

@@ -1,5 +1,6 @@
 """`Group`: the rollouts and samples of one task at one step, as a trainer is given them."""
 
+import math
 from typing import Any, NamedTuple, Self
 
 from rolltape.errors import GroupsError
@@ -71,6 +72,15 @@ class Group:
     def rewards(self) -> list[float | None]:
         """The rewards of its rollouts."""
         return [rollout.reward for rollout in self.rollouts]
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean of its rewards; None: it has none.
+
+        A trainer that needs a reward for every attempt gets it for those that have none: its baseline stays as it is.
+        """
+        known = [reward for reward in self.rewards if reward is not None and math.isfinite(reward)]
+        return math.fsum(known) / len(known) if known else None
 
     def done(self, reason: str | None = None) -> None:
         """Mark it as trained: it is not given again, and another may begin. Twice is fine.

@@ -11,7 +11,6 @@
 import asyncio
 import atexit
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
@@ -30,13 +29,14 @@ except ImportError as error:
 
 from rolltape.collect.functions import function_named
 from rolltape.collect.settings import CollectSettings
+from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
 from rolltape.export.formats.areal import tensor_dict
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs
 from rolltape.integrations.live import LiveGroups, with_id
-from rolltape.integrations.steps import StepPositions
+from rolltape.integrations.steps import StepPositions, TaskNames
 from rolltape.records.turn import LogprobKind, Segment
 
 log = logging.getLogger("rolltape.integrations")
@@ -88,10 +88,10 @@ class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
     async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any] | None:
         """The samples of all attempts at a task, as AReaL's workflows return them; None: there is nothing to train."""
         source = _source(self._key, self._settings, engine)
-        is_eval = workflow_context.get().is_eval
+        split = "eval" if workflow_context.get().is_eval else None
         step = max(0, int(engine.get_version()))
-        task = source.name(self._to_task(data), step, is_eval)
-        groups = await source.live.request([task], step=step, split="eval" if is_eval else None)
+        task = source.begin(self._to_task(data), step, split)
+        groups = await source.live.request([task], step=step, split=split)
         scope = stats_tracker.get(workflow_context.stat_scope())
         for group in groups:
             for reward in group.rewards:
@@ -99,7 +99,8 @@ class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
                     scope.scalar(reward=reward)
             for one in group.unfinished:
                 log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
-            group.done()
+            if split is None:
+                group.done()
         samples = [sample for group in groups for sample in group.samples]
         if not samples:
             return None
@@ -157,17 +158,13 @@ class _Source:
             run, collect=settings, engine=engine_of(engine, logprob_kind), policy=policy, consumer="areal"
         )
         self._positions = StepPositions(self.live, "areal")
-        self._names: Counter[tuple[int, bool, str | None]] = Counter()
+        self._names = TaskNames()
 
-    def name(self, given: Mapping[str, Any], step: int, is_eval: bool) -> Any:
-        """The task, with a number in its id where AReaL asks for it again at the same version."""
-        if not is_eval and self._positions.begin(step):
-            self._names = Counter({key: count for key, count in self._names.items() if key[0] >= step})
-        task = with_id(given)
-        key = (step, is_eval, task.id)
-        self._names[key] += 1
-        count = self._names[key]
-        return task if count == 1 else msgspec.structs.replace(task, id=f"{task.id}~{count}")
+    def begin(self, given: Mapping[str, Any], step: int, split: str | None) -> Task:
+        """The task that AReaL asks for at a version. At the first of a version, what came before is done."""
+        if split is None:
+            self._positions.begin(step)
+        return self._names.name(with_id(given), step, split)
 
 
 _sources: dict[tuple[Any, ...], _Source] = {}

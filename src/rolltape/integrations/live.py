@@ -30,7 +30,7 @@ from rolltape.integrations.step_collections import StepCollection, StepCollectio
 from rolltape.integrations.weights import WeightChange, ask_gateways
 from rolltape.records.ids import join_source
 from rolltape.records.policy import Credit, CutPolicy
-from rolltape.samples.opening import open_for_recording
+from rolltape.samples.summary import open_for_recording
 from rolltape.tape.recording.tape import Tape
 
 _ID_DIGITS = 16  # of a task that has no id
@@ -61,7 +61,8 @@ class LiveGroups:
 
     `announce` names the weights that the engine has now; `new_weights` changes them while replies are in flight.
 
-    Call `group.done()` when the optimizer has taken its step, and save `state_dict()` with each checkpoint.
+    Call `group.done()` when the optimizer has taken its step, and save `state_dict()` with each checkpoint, and once
+    before the first step, for a process that ends before its first checkpoint.
     `load_state_dict` goes back: what was done after the checkpoint is given again, from the tape, with `group.again`
     set, when it is asked for again. Attempts that had not ended are run then.
 
@@ -253,8 +254,8 @@ class LiveGroups:
         groups, skipped = await asyncio.get_running_loop().run_in_executor(self._taking, _take, self.tape, options)
         if not groups and not skipped:
             raise GroupsError(
-                f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; {_ONCE_A_STEP}, and "
-                "use load_state_dict to go back to a checkpoint"
+                f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; {_ONCE_A_STEP}, "
+                "use load_state_dict to go back to a checkpoint, and begin a new training in a new run"
             )
         return groups
 
@@ -356,6 +357,11 @@ class _State(msgspec.Struct):
 def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:
     stream = tape.groups(**options)
     return list(stream), stream.skipped
+
+
+def first_rank_failed(error: Exception) -> GroupsError:
+    """What the other ranks of a training are told. The error itself may be one that cannot be sent to them."""
+    return GroupsError(f"the first rank, which collects for all, failed with {type(error).__name__}: {error}")
 
 
 def with_id(given: Mapping[str, Any] | Task) -> Task:

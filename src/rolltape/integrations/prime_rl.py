@@ -25,6 +25,7 @@ from rolltape.groups import Group
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.integrations.live import LiveGroups
 from rolltape.records.sample import Sample
+from rolltape.tape.rundir import write_whole
 
 log = logging.getLogger("rolltape.integrations")
 
@@ -81,7 +82,7 @@ class PrimeRlFeed:
         self._inference = [address.rstrip("/") for address in inference]
         self.step = 1 if resume_step is None else resume_step + 1  # the one to be sent next
         if resume_step:
-            live.load_state_dict(json.loads(self._state_file(resume_step).read_text()))
+            live.load_state_dict(self._load_state(resume_step))
         self._background = BackgroundLoop("rolltape-prime-rl")
         self._sender = self._background.submit(self._open_sender(transport)).result()
 
@@ -136,12 +137,21 @@ class PrimeRlFeed:
     def _state_file(self, step: int) -> Path:
         return self._output_dir / "rolltape" / f"step_{step}.json"
 
+    def _load_state(self, step: int) -> dict[str, Any]:
+        path = self._state_file(step)
+        try:
+            state: dict[str, Any] = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise GroupsError(
+                f"{path}: what was sent up to step {step} cannot be read: {error}; give a resume_step that was sent to "
+                "this output_dir"
+            ) from None
+        return state
+
     def _save_state(self) -> None:
         path = self._state_file(self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._live.state_dict()))
-        partial.replace(path)
+        write_whole(path, json.dumps(self._live.state_dict()).encode())
 
     def load_weights(self, version: int, timeout_s: float = 3600.0) -> None:
         """Wait until the trainer has written a version of its weights, and have the inference servers load it.

@@ -162,8 +162,6 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
             left_out = self._left_out.pop(group.id, None)
             if trains and self._positions is not None:
                 self._positions.train_on(group, left_out)
-            else:
-                group.done(left_out)
         return output
 
     def _live(self, trains: bool, given: Mapping[str, Any]) -> LiveGroups:
@@ -232,13 +230,12 @@ def prompt_task(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
 def _blank(group: Group | None, trajectory: Any) -> dict[str, Any]:
     """A row that trains nothing, so that SkyRL has one for each attempt."""
     rewards = {} if group is None else {one.head.attempt: one.reward for one in group.rollouts}
-    known = [reward for reward in rewards.values() if reward is not None]
-    mean = sum(known) / len(known) if known else 0.0
+    mean = None if group is None else group.mean_reward
     reward = rewards.get(trajectory.repetition_id)
     return {
         "prompt_token_ids": [0],
         "response_ids": [0],
-        "reward": mean if reward is None else reward,
+        "reward": (mean or 0.0) if reward is None else reward,
         "loss_mask": [0],
         "stop_reason": "error" if reward is None else "stop",
         "rollout_logprobs": [0.0],

@@ -20,12 +20,13 @@ import msgspec
 
 from rolltape.collect.functions import function_named
 from rolltape.collect.settings import CollectSettings
+from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
 from rolltape.export.formats.slime import slime_samples
 from rolltape.groups import Group
-from rolltape.integrations.live import LiveGroups
+from rolltape.integrations.live import LiveGroups, with_id
 from rolltape.integrations.requested import RequestedGroups
-from rolltape.integrations.steps import StepPositions
+from rolltape.integrations.steps import StepPositions, TaskNames
 
 log = logging.getLogger("rolltape.integrations")
 
@@ -78,7 +79,8 @@ class SlimeRollouts:
         self._settings = _settings(args, {name: value for name, value in given.items() if name not in _OWN_KEYS})
         self._engine = f"sglang:http://{args.sglang_router_ip}:{args.sglang_router_port}"
         self._training = self._open(self._settings, "slime")
-        self._evaluating: dict[str, LiveGroups] = {}
+        self._evaluating: dict[str, LiveGroups] = {}  # by dataset
+        self._names = TaskNames()
         self._given: dict[tuple[int, bool, Any], asyncio.Future[list[Group]]] = {}  # of `generate`: by step and prompt
         self._positions = StepPositions(self._training, "slime")
         atexit.register(self.close)
@@ -96,13 +98,13 @@ class SlimeRollouts:
         """The rollouts of a training step. The groups of the step before are done when slime asks for the next."""
         self._begin(rollout_id)
         prompts: list[list[Any]] = data_source.get_samples(self._args.rollout_batch_size)
-        tasks = [self._task(group[0], number) for number, group in enumerate(prompts)]
+        tasks = [self._task(group[0], number, rollout_id) for number, group in enumerate(prompts)]
         size = self._args.n_samples_per_prompt
         groups = self._training.request(tasks, step=rollout_id, group_size=size).wait()
         for group in groups:
             self._positions.train_on(group)
         by_task = {group.task_id: group for group in groups}
-        samples = [self._attempts(by_task.get(task["id"]), group) for task, group in zip(tasks, prompts, strict=True)]
+        samples = [self._attempts(by_task.get(task.id), group) for task, group in zip(tasks, prompts, strict=True)]
         failed = sum(len(group.unfinished) for group in groups)
         base = import_module("slime.rollout.base_types")
         return base.RolloutFnTrainOutput(samples=samples, metrics={"rollout/rolltape_failed": failed})
@@ -113,16 +115,14 @@ class SlimeRollouts:
         for dataset in getattr(self._args, "eval_datasets", None) or []:
             samples = _evaluation_samples(self._args, dataset)
             live = self._evaluation(dataset)
-            tasks = [self._task(sample, number) for number, sample in enumerate(samples)]
+            tasks = [self._task(sample, number, rollout_id, dataset.name) for number, sample in enumerate(samples)]
             size = dataset.n_samples_per_eval_prompt
             groups = live.request(tasks, step=rollout_id, split=dataset.name, group_size=size).wait()
             by_task = {group.task_id: group for group in groups}
             found: list[Any] = []
             for task, sample in zip(tasks, samples, strict=True):
                 copies = [_numbered(sample, len(found) + at) for at in range(size)]
-                found += [parts[0] for parts in self._attempts(by_task.get(task["id"]), copies)]
-            for group in groups:
-                group.done()
+                found += [parts[0] for parts in self._attempts(by_task.get(task.id), copies)]
             kind = import_module("slime.utils.types").Sample.Status
             data[dataset.name] = {
                 "rewards": [sample.reward for sample in found],
@@ -141,7 +141,7 @@ class SlimeRollouts:
             live, split, size, number = self._training, None, self._args.n_samples_per_prompt, sample.group_index
         key = (step, evaluation, number)
         if key not in self._given:
-            task = self._task(sample, number)
+            task = self._task(sample, number, step, split)
             asked = live.request([task], step=step, split=split, group_size=size)
             self._given[key] = asyncio.ensure_future(_all_of(asked))
         groups = await asyncio.shield(self._given[key])
@@ -158,10 +158,12 @@ class SlimeRollouts:
         if self._positions.begin(step):
             self._given = {key: value for key, value in self._given.items() if key[0] == step}
 
-    def _task(self, sample: Any, number: Any) -> dict[str, Any]:
+    def _task(self, sample: Any, number: Any, step: int, split: str | None = None) -> Task:
         """A task with an id: its own, or the number of its prompt in the step."""
         task = dict(self._to_task(sample))
-        return task if task.get("id") is not None else {**task, "id": f"prompt-{number}"}
+        if task.get("id") is None:
+            task["id"] = f"prompt-{number}"
+        return self._names.name(with_id(task), step, split)
 
     def _evaluation(self, dataset: Any) -> LiveGroups:
         if dataset.name not in self._evaluating:
@@ -187,8 +189,9 @@ class SlimeRollouts:
             for one in group.unfinished:
                 log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
         rewards = {} if group is None else {rollout.head.attempt: rollout.reward for rollout in group.rollouts}
+        mean = None if group is None else group.mean_reward
         return [
-            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(rewards.get(at))))]
+            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(rewards.get(at), mean)))]
             for at, prompt in enumerate(prompts)
         ]
 
@@ -273,14 +276,17 @@ def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
     return type(prompt).from_dict({**row, **own})
 
 
-def _blank(reward: float | None) -> dict[str, Any]:
-    """The row of a sample that trains nothing, so that slime has one for each attempt."""
+def _blank(reward: float | None, mean: float | None) -> dict[str, Any]:
+    """The row of a sample that trains nothing, so that slime has one for each attempt.
+
+    One that failed has the mean of its group as reward, which leaves slime's own baseline as it is.
+    """
     return {
         "tokens": [0, 0],
         "response_length": 1,
         "loss_mask": [0],
         "rollout_log_probs": [0.0],
-        "reward": 0.0 if reward is None else reward,
+        "reward": (mean or 0.0) if reward is None else reward,
         "status": "failed" if reward is None else "completed",
         "remove_sample": True,
         "metadata": {"rolltape": {"sample": None, "advantage": 0.0, "loss_weight": 0.0}},

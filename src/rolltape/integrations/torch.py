@@ -12,7 +12,7 @@ from torch import Tensor
 from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
 from rolltape.groups import Group
-from rolltape.integrations.live import LiveGroups
+from rolltape.integrations.live import LiveGroups, first_rank_failed
 from rolltape.records.sample import Sample
 
 __all__ = ["SampleBatch", "SampleLoader", "StepBatches", "batches", "pack", "pad"]
@@ -217,9 +217,9 @@ class SampleLoader:
                 groups = self._collect(step)
                 shares = self._make_shares(groups, ranks)
             except Exception as error:
-                if ranks == 1:
-                    raise
-                shares = [error] * ranks  # the others wait for an answer
+                if ranks > 1:  # the others wait for an answer
+                    dist.scatter_object_list([None], [first_rank_failed(error)] * ranks, src=0, group=self._group)
+                raise
         own: list[Any] = [shares[0]]
         if ranks > 1:
             dist.scatter_object_list(own, shares if rank == 0 else None, src=0, group=self._group)

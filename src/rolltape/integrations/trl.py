@@ -27,8 +27,10 @@ from rolltape.errors import GroupsError
 from rolltape.export.formats.fitting import Fact, fitted
 from rolltape.export.formats.trl import FORM, row
 from rolltape.groups import Group
-from rolltape.integrations.live import LiveGroups, with_id
+from rolltape.integrations.live import LiveGroups, first_rank_failed, with_id
+from rolltape.integrations.steps import TaskNames
 from rolltape.records.sample import Sample
+from rolltape.tape.rundir import write_whole
 
 log = logging.getLogger("rolltape.integrations")
 
@@ -95,7 +97,7 @@ class TrlRollouts(TrainerCallback):
         self.dataset = Dataset.from_list([{"prompt": _prompt(task, prompts)} for task in given])
         self._trainer: Any = None
         self._version: str | None = None
-        self._asked: Counter[tuple[int, str | None, str | None]] = Counter()  # of one step: it, split, task
+        self._names = TaskNames()
         self._in_use: list[Group] = []  # that TRL trains on
         self._left_out: dict[str, str] = {}  # by group: what of it TRL does not get
 
@@ -119,9 +121,9 @@ class TrlRollouts(TrainerCallback):
             try:
                 answer = [self._collect(everyone, trainer, every_sample)]
             except Exception as error:
-                if ranks == 1:
-                    raise
-                answer = [error]  # the others wait for an answer
+                if ranks > 1:  # the others wait for an answer
+                    broadcast_object_list([first_rank_failed(error)])
+                raise
         if ranks > 1:
             broadcast_object_list(answer)
         if isinstance(answer[0], Exception):
@@ -137,16 +139,15 @@ class TrlRollouts(TrainerCallback):
         if trains:
             self.mark_done()
         self._take_over_weights(trainer, str(step))
-        named = [self._name(task, step, split) for task in tasks]
+        named = [self._names.name(task, step, split) for task in tasks]
         groups = self._live.request(named, step=step, split=split, group_size=size).wait()
         by_task = {group.task_id: group for group in groups}
         missing = [task.id for task in named if task.id not in by_task]
         if missing:
             raise GroupsError(f"step {step}: no group was given of task {missing[0]!r}, but TRL needs rows for each")
         rows = [one for task in named for one in self._group_rows(by_task[task.id], size, trainer, every_sample)]
-        self._in_use += groups
-        if not trains:
-            self.mark_done()
+        if trains:
+            self._in_use += groups
         return rows
 
     def _find_task(self, prompts: Sequence[Any]) -> Task:
@@ -159,15 +160,6 @@ class TrlRollouts(TrainerCallback):
             raise GroupsError(
                 f"no task has the prompt {prompts[0]!r}; train and evaluate on rows of `TrlRollouts.dataset`"
             ) from None
-
-    def _name(self, task: Task, step: int, split: str | None) -> Task:
-        """The task, with a number in its id where TRL asks for it again at the same step."""
-        key = (step, split, task.id)
-        if not any(asked[0] == step for asked in self._asked):
-            self._asked.clear()
-        self._asked[key] += 1
-        count = self._asked[key]
-        return task if count == 1 else msgspec.structs.replace(task, id=f"{task.id}~{count}")
 
     def _take_over_weights(self, trainer: Any, version: str) -> None:
         if version == self._version:
@@ -223,7 +215,7 @@ class TrlRollouts(TrainerCallback):
         """Save which groups are done beside the checkpoint."""
         if state.is_world_process_zero:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE_FILE
-            path.write_text(json.dumps(self._live.state_dict()))
+            write_whole(path, json.dumps(self._live.state_dict()).encode())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the last groups as done."""

@@ -1,5 +1,9 @@
-"""A rollout → its summary: tree and forks are computed once for all policies, and no sample is built."""
+"""A rollout → its summary: tree and forks are computed once for all policies, and no sample is built.
 
+`open_for_recording` opens a run whose rollouts are summarized as they end.
+"""
+
+import os
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
@@ -13,7 +17,24 @@ from rolltape.records.sample import SUMMARY_RULES, Fate, PolicySummary, RolloutS
 from rolltape.samples.behavior import count_behavior
 from rolltape.samples.claims import Cut, Staleness, cut, rollout_fate
 from rolltape.samples.linearize import PlacedSession, pruned_tokens
+from rolltape.tape.journal.writing import Durability
+from rolltape.tape.recording.tape import Tape, open_tape
 from rolltape.tree import Arrivals, Tree
+
+
+def open_for_recording(
+    path: str | os.PathLike[str], name: str | None = None, durability: Durability | str = Durability.PROCESS
+) -> Tape:
+    """Open the run at `path` for recording. A new run is created if there is none, named after its directory.
+
+    When a rollout has ended, its summary (forks, and where its sampled tokens go) is computed in the background and
+    added to the tape, so that whoever lists the run need not compute it.
+
+    Example:
+
+        tape = rolltape.open("runs/exp1")
+    """
+    return open_tape(path, name, durability, summarize)
 
 
 def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:

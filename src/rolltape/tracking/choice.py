@@ -1,11 +1,17 @@
-"""Choose which few of many rollouts are shown; the choice does not depend on the order in which they ended."""
+"""Which few of a step's rollouts are shown; the choice does not depend on the order in which they ended."""
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
+from rolltape.errors import SinkError
 from rolltape.records.ids import digest_of
+from rolltape.records.jsonable import shown as shown_in_errors
+from rolltape.tracking.summary import ShownStep
 
 
 class Choice(enum.StrEnum):
@@ -36,6 +42,29 @@ def chosen(candidates: Sequence[Candidate], limit: int, choice: Choice | str = C
     if how is Choice.UNIFORM:
         return sorted(sorted(everyone, key=lambda at: _hash(candidates[at]))[:limit])
     return sorted(_over_rewards(candidates, limit))
+
+
+class Allowance:
+    """Limits the traces of a split and step to `limit` over all calls, and chooses which are shown."""
+
+    def __init__(self, limit: int, choice: Choice | str = Choice.FIRST) -> None:
+        if choice not in list(Choice):
+            raise SinkError(f"choice is {shown_in_errors(choice)}; give one of {', '.join(Choice)}")
+        self._limit = limit
+        self._choice = Choice(choice)
+        self._picked: Counter[tuple[str, int]] = Counter()
+
+    def pick(self, split: str, step: int, candidates: Sequence[Candidate]) -> list[int]:
+        """Choose which candidates are shown, by position, and count them as shown."""
+        positions = chosen(candidates, self._limit - self._picked[split, step], self._choice)
+        self._picked[split, step] += len(positions)
+        return positions
+
+    def limited(self, shown: ShownStep) -> ShownStep:
+        """The step with as many of its traces as are allowed."""
+        candidates = [Candidate(f"{one.rollout}.{one.try_index}", one.total_reward) for one in shown.traces]
+        kept = tuple(shown.traces[position] for position in self.pick(shown.split, shown.step, candidates))
+        return msgspec.structs.replace(shown, traces=kept)
 
 
 def _over_rewards(candidates: Sequence[Candidate], limit: int) -> list[int]:

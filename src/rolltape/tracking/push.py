@@ -9,8 +9,8 @@ from rolltape.records.rollout import EventKind, Status
 from rolltape.samples import counted_tries, linearize
 from rolltape.tape.run import RolloutRow, Run
 from rolltape.traces import trace_of
-from rolltape.tracking.choice import Candidate, Pick
-from rolltape.tracking.sinks import Allowance, Sink, Tracker
+from rolltape.tracking.choice import Allowance, Candidate, Pick
+from rolltape.tracking.sinks import Sink, Tracker
 from rolltape.tracking.summary import ShownStep, StepTally
 
 

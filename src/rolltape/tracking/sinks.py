@@ -5,15 +5,14 @@ import contextvars
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol, Self, TypedDict
 
 import msgspec
 
 from rolltape.errors import SinkError
-from rolltape.records.jsonable import shown as shown_in_errors
-from rolltape.tracking.choice import Candidate, Choice, Pick, chosen
+from rolltape.tracking.choice import Allowance, Choice, Pick
 from rolltape.tracking.summary import ShownStep
 
 log = logging.getLogger("rolltape.tracking")
@@ -66,29 +65,6 @@ class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def complete(self) -> bool:
         return self.delivered + self.held == self.put and not self.errors
-
-
-class Allowance:
-    """Limits the traces of a split and step to `limit` over all calls, and chooses which are shown."""
-
-    def __init__(self, limit: int, choice: Choice | str = Choice.FIRST) -> None:
-        if choice not in list(Choice):
-            raise SinkError(f"choice is {shown_in_errors(choice)}; give one of {', '.join(Choice)}")
-        self._limit = limit
-        self._choice = Choice(choice)
-        self._picked: Counter[tuple[str, int]] = Counter()
-
-    def pick(self, split: str, step: int, candidates: Sequence[Candidate]) -> list[int]:
-        """Choose which candidates are shown, by position, and count them as shown."""
-        positions = chosen(candidates, self._limit - self._picked[split, step], self._choice)
-        self._picked[split, step] += len(positions)
-        return positions
-
-    def limited(self, shown: ShownStep) -> ShownStep:
-        """The step with as many of its traces as are allowed."""
-        candidates = [Candidate(f"{one.rollout}.{one.try_index}", one.total_reward) for one in shown.traces]
-        kept = tuple(shown.traces[position] for position in self.pick(shown.split, shown.step, candidates))
-        return msgspec.structs.replace(shown, traces=kept)
 
 
 class OutboxOptions(TypedDict, total=False):

@@ -11,7 +11,7 @@ from rolltape.collect.environments import Environments
 from rolltape.collect.environments.judge import Judge
 from rolltape.collect.grading.regrading import Regrading, find_ungraded, is_ungraded
 from rolltape.collect.results import RolloutResult
-from rolltape.samples.opening import open_for_recording
+from rolltape.samples.summary import open_for_recording
 from rolltape.tape.run import RolloutRow, Run
 
 _SHOWN_RESULTS = 20

@@ -16,10 +16,9 @@ from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
 from rolltape.cli.screen import note, number, plural, print_json, print_line
 from rolltape.errors import UsageError
 from rolltape.tracking import Tracker
-from rolltape.tracking.choice import Choice
+from rolltape.tracking.choice import Allowance, Choice
 from rolltape.tracking.opening import FORMS, open_tracker
 from rolltape.tracking.push import Push, PushedStep
-from rolltape.tracking.sinks import Allowance
 
 _POLL_S = 2.0
 # The commands that show what was pushed; the other trackers are servers of their own.

@@ -23,7 +23,7 @@ from rolltape.collect.stats import CollectionStats
 from rolltape.errors import ExportError, TapeWriteError
 from rolltape.groups import RunAheadLimit
 from rolltape.records.jsonable import encode_numbers
-from rolltape.samples.opening import open_for_recording
+from rolltape.samples.summary import open_for_recording
 from rolltape.serving import loop_factory, raise_file_limit
 from rolltape.tape.rundir import make_private_file, make_private_folder
 

@@ -116,9 +116,9 @@ def _print_text(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
         whys = Counter(one.why for one in unseen).most_common()
         listed = ", ".join(f"{count:,} {why}" for why, count in whys)
         print_line(f"{plural(len(unseen), 'sample')} never seen by the trainer: {listed}")
-    if notes := [finding for check in checks for finding in check.notes]:
-        differ = plural(len({one.record or one.sample for one in notes}), "record")
-        note(f"{differ} were right when the step was trained; a filter or a grade came later. --json lists them")
+    if later := sum(len(check.notes) for check in checks):
+        differences = plural(later, "difference")
+        note(f"{differences} only since a filter, a grade or an attempt that came after the step; --json lists them")
     for name, why in {"unnamed": "name no sample", "pruned": "are of rollouts whose turns were pruned"}.items():
         if count := sum(getattr(check, name) for check in checks):
             note(f"{plural(count, 'record')} {why}, and could not be checked")

@@ -1,5 +1,6 @@
 """Samples for TRL: what the `rollout_func` of its `GRPOTrainer` returns."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,7 +52,8 @@ def row(sample: Sample) -> dict[str, Any]:
         "completion_ids": sample.ids[start:].tolist(),
         "logprobs": _logprobs(sample)[start:],
         "env_mask": sample.trained_mask[start:].astype(np.int8).tolist(),
-        "reward": sample.reward,
+        # One that is no finite number would spoil the baseline of its group.
+        "reward": sample.reward if sample.reward is not None and math.isfinite(sample.reward) else None,
         "advantage": sample.advantage,
         "loss_weight": sample.loss_weight,
         "group": sample.group,

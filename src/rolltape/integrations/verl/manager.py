@@ -25,7 +25,7 @@ from rolltape.export.formats.verl import arrays
 from rolltape.groups import Group
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.integrations.live import LiveGroups, with_id
-from rolltape.integrations.steps import StepPositions
+from rolltape.integrations.steps import StepPositions, TaskNames
 from rolltape.integrations.verl.engine import client_engine, server_logprob_kind
 from rolltape.integrations.verl.rows import (
     Row,
@@ -80,7 +80,7 @@ class RolltapeManager:
         self._model = str(config.actor_rollout_ref.model.path)
         self._live = {False: self._open(own, rollout, "verl"), True: self._open(own, rollout.val_kwargs, "verl-val")}
         self._positions = StepPositions(self._live[False], "verl")
-        self._names: Counter[str | None] = Counter()  # tasks that were asked for at this step
+        self._names = TaskNames()
         self._publishing: BackgroundLoop | None = None
         self._published: list[Future[None]] = []
         atexit.register(self.close)
@@ -172,7 +172,8 @@ class RolltapeManager:
                     together = import_module("verl.utils.tensordict_utils").list_of_dict_to_tensordict(fields)
                     await queue.async_kv_batch_put(keys=keys, fields=together, tags=tags, partition_id=partition)
                     status = "finished"
-                group.done()
+                if not validates:
+                    group.done()
         except Exception:
             log.exception("verl's prompt %s, task %s: its rollouts could not be collected", uid, task.id)
         await queue.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
@@ -201,35 +202,22 @@ class RolltapeManager:
     def _begin(self, rows: Iterable[Row], step: int, validates: bool) -> list[Task]:
         """The tasks of rows. At the first of a step, what was trained on before is done."""
         if not validates:
-            if self._positions.begin(step):
-                self._names.clear()
-            names = self._names
-        else:
-            names = Counter()
-        found = []
-        for row in rows:
-            task = with_id(plain(self._to_task(plain(row))))
-            names[task.id] += 1
-            count = names[task.id]
-            found.append(task if count == 1 else msgspec.structs.replace(task, id=f"{task.id}~{count}"))
-        return found
+            self._positions.begin(step)
+        tasks = [with_id(plain(self._to_task(plain(row)))) for row in rows]
+        return [self._names.name(task, step, "val" if validates else None) for task in tasks]
 
     def _take(self, group: Group, validates: bool) -> list[tuple[int, list[Sample]]]:
         """Turns and samples of each attempt, the best first; what verl does not get of the group is noted."""
         attempts = samples_by_attempt(group)
-        rewards = [reward for reward in group.rewards if reward is not None]
-        mean = sum(rewards) / len(rewards) if rewards else None
         left_out = sum(sample.trained_tokens for _, samples in attempts.values() for sample in samples[1:])
         reason = f"{left_out} tokens of forked rollouts are left out: verl takes one row for each" if left_out else None
         if reason is not None and not validates:
             log.warning("group %s: %s; its trainer v1 takes all", group.id, reason)
         for one in group.unfinished:
             log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
-        if validates:
-            group.done()
-        else:
+        if not validates:
             self._positions.train_on(group, reason)
-        return [attempts.get(at) or failed_attempt(mean) for at in range(self._attempts(validates))]
+        return [attempts.get(at) or failed_attempt(group.mean_reward) for at in range(self._attempts(validates))]
 
     def _tensors(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         batch = arrays(

@@ -46,7 +46,7 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
     unnamed: int  # records that name no sample, and so cannot be checked
     pruned: int  # records of rollouts whose turns are no longer on the tape
     findings: tuple[TokenFinding, ...]
-    notes: tuple[TokenFinding, ...]  # what disagrees only since a filter or a grade that came after the step
+    notes: tuple[TokenFinding, ...]  # what disagrees only since a filter, a grade or an attempt after the step
     unseen: tuple[UnseenSample, ...]  # of the groups that the step trained
     seen: frozenset[str]  # the samples that its records name
     groups: frozenset[str]  # of those

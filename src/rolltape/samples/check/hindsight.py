@@ -1,4 +1,4 @@
-"""What the tape said when a trainer took a group: without the filters and grades that came later."""
+"""What the tape held when a trainer took a group: without the attempts, filters and grades that came later."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import msgspec
 from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead
 from rolltape.samples.check.findings import TokenFinding
 from rolltape.samples.check.records import TokenRule
-from rolltape.tape.run import Run
+from rolltape.tape.run import RolloutRow, Run
 
 BY_LATER_EVENTS = (TokenRule.OUTCOME, TokenRule.REWARD, TokenRule.ADVANTAGE, TokenRule.MISSING)
 _GIVEN = "given"  # a `GroupState`
@@ -31,10 +31,19 @@ def taken_at(run: Run, groups: Iterable[str], written_at_ns: int) -> dict[str, i
     return times
 
 
-def rollout_at(rollout: Rollout, at_ns: int) -> Rollout:
-    """A rollout without the filters and grades that came after a time. Its first grade counts whenever it came."""
+def had_ended(row: RolloutRow, at_ns: int) -> bool:
+    """Whether a try had ended by a time."""
+    return row.ended_at_ns is not None and row.ended_at_ns <= at_ns
+
+
+def rollout_at(rollout: Rollout, at_ns: int, *, is_trained: bool) -> Rollout:
+    """A rollout without the filters and grades that came after a time.
+
+    The first grade of one that was trained counts whenever it came: its trainer may have graded it.
+    """
     graded = [event for event in rollout.events if _is(event, EventKind.SCORE)]
-    said = [*graded[1:], *(event for event in rollout.events if _is(event, EventKind.FILTER))]
+    filtered = [event for event in rollout.events if _is(event, EventKind.FILTER)]
+    said = [*graded[1 if is_trained else 0 :], *filtered]
     later = {event.order for event in said if event.at_ns > at_ns}
     if not later:
         return rollout
@@ -45,7 +54,7 @@ def rollout_at(rollout: Rollout, at_ns: int) -> Rollout:
 def split_later(
     findings: Sequence[TokenFinding], then: Sequence[TokenFinding]
 ) -> tuple[list[TokenFinding], list[TokenFinding]]:
-    """Findings that held also when the step was trained, and as notes those that a later filter or grade has made."""
+    """Findings that held also when the step was trained, and as notes those that something later has made."""
     held_then = {(one.rule, one.record, one.sample) for one in then}
     faults, notes = [], []
     for one in findings:
@@ -55,7 +64,7 @@ def split_later(
             notes.append(
                 msgspec.structs.replace(
                     one,
-                    what=f"{one.what}, since a filter or a grade that came after the step",
+                    what=f"{one.what}, since a filter, a grade or an attempt that came after the step",
                     advice="nothing to do: when the trainer took the sample, it was as the record has it",
                 )
             )

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+import msgspec
+
 from rolltape.records.ids import last_turn_of
 from rolltape.records.policy import PRESETS, Advantage, CutPolicy
 from rolltape.records.rollout import Rollout, RolloutHead, Status
@@ -20,7 +22,7 @@ from rolltape.samples.check.credit import (
     check_weights,
 )
 from rolltape.samples.check.findings import StepCheck, TokenFinding, UnseenSample
-from rolltape.samples.check.hindsight import BY_LATER_EVENTS, PastRow, rollout_at, split_later, taken_at
+from rolltape.samples.check.hindsight import BY_LATER_EVENTS, PastRow, had_ended, rollout_at, split_later, taken_at
 from rolltape.samples.check.records import (
     TokenDifference,
     TokenRule,
@@ -68,8 +70,10 @@ def check_step(
     check, unseen = checked({})
     findings, notes = check.findings, list[TokenFinding]()
     if files.written_at_ns is not None and any(finding.rule in BY_LATER_EVENTS for finding in findings):
-        then, _ = checked(taken_at(run, check.groups, files.written_at_ns))
+        then, unseen_then = checked(taken_at(run, check.groups, files.written_at_ns))
         findings, notes = split_later(findings, then.findings)
+        later = (one for one in unseen if _rollout_of(one.sample) not in then.tries)
+        unseen = (*unseen_then, *(msgspec.structs.replace(one, why="came later") for one in later))
     order = list(TokenRule)
     return StepCheck(
         step=step,
@@ -126,7 +130,7 @@ class _Found(NamedTuple):
 class _Check:
     """The state of a step's check: its records by rollout, and what was found so far.
 
-    `times`: by group, the time whose filters and grades count; without one, those of now.
+    `times`: by group, the time whose attempts, filters and grades count; without one, those of now.
     """
 
     def __init__(self, run: Run, step: int, policies: Sequence[CutPolicy], times: Mapping[str, int]) -> None:
@@ -138,10 +142,11 @@ class _Check:
         self._policies = policies
         self._times = times
         self._versions = run.versions()
-        self._rows: dict[str, list[RolloutRow | PastRow]] = {}  # by group
+        self._now: dict[str, list[RolloutRow]] = {}  # by group: its tries as they are now
+        self._rows: dict[str, list[RolloutRow | PastRow]] = {}  # by group of the step: those that count
         self._group_of: dict[Key, str] = {}
         for row in run.index():
-            self._rows.setdefault(row.group, []).append(row)
+            self._now.setdefault(row.group, []).append(row)
             self._group_of[row.key] = row.group
         self._rollouts = {rollout for rollout, _ in self._group_of}
         self._records: dict[Key, list[TokenRecord]] = {}
@@ -156,6 +161,11 @@ class _Check:
     def is_explained(self) -> bool:
         """Whether the policies make the samples that the records name, and no others."""
         return not self._unknown and not any(finding.rule in _BY_POLICY for finding in self.findings)
+
+    @property
+    def tries(self) -> set[Key]:
+        """The tries of the step's groups that it looked at."""
+        return {made.head.key for made in self._made}
 
     @property
     def groups(self) -> set[str]:
@@ -191,12 +201,16 @@ class _Check:
 
     def compare_group(self, group: str) -> None:
         """Compare the records of a group with its samples, and note which samples each policy makes of it."""
-        rows = self._rows[group]
+        at_ns = self._times.get(group)
+        rows = self._rows[group] = [
+            row for row in self._now[group] if at_ns is None or had_ended(row, at_ns) or row.key in self._records
+        ]
         self._counted |= {row.head.key for row in counted_tries(rows)}
         keys = [row.head.key for row in rows]
         wanted = [key for key in keys if key in self._counted or key in self._records]
         for loaded in self._run.tape_index.load_each(wanted):
-            rollout = rollout_at(loaded, self._times[group]) if group in self._times else loaded
+            is_trained = loaded.key in self._records
+            rollout = loaded if at_ns is None else rollout_at(loaded, at_ns, is_trained=is_trained)
             rows[keys.index(rollout.key)] = PastRow(rollout.head, rollout.outcome)
             made = linearize_under(rollout, self._policies, versions=self._versions)
             self._made.append(
@@ -205,7 +219,7 @@ class _Check:
                     [{outline.id: outline.trained_tokens for outline in one.outlines} for one in made],
                 )
             )
-            if rollout.key in self._records:
+            if is_trained:
                 self._compare_rollout(rollout, made)
             for one in made:
                 one.take_apart()
@@ -273,7 +287,7 @@ class _Check:
         if record.rollout != rollout.id and record.rollout in self._rollouts:
             what = f"rollout {record.rollout} in the record, {rollout.id} by its sample"
             yield TokenDifference(TokenRule.ORIGIN, None, what, "check that rollout_ids belong to these sequences")
-        if record.group != rollout.head.group and record.group in self._rows:
+        if record.group != rollout.head.group and record.group in self._now:
             what = f"group {record.group} in the record, {rollout.head.group} by its sample"
             yield TokenDifference(TokenRule.ORIGIN, None, what, "check that groups belong to these sequences")
 

@@ -22,7 +22,7 @@ from rolltape.collect.runners.protocol import RunnerFacts
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError
-from rolltape.samples.opening import open_for_recording
+from rolltape.samples.summary import open_for_recording
 from rolltape.serving import raise_file_limit
 from rolltape.tape.rundir import Place
 from rolltape.tape.shards.publish import Publisher, publish_left
