@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import os
 import resource
 import socket
 from collections.abc import Callable
@@ -68,6 +69,12 @@ def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def describe_listen_error(host: str, port: int, error: OSError) -> str:
+    """Why an address cannot be listened on, and what to do."""
+    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+    return f"{host}:{port} cannot be listened on: {why}; give another port, or 0 for any"
 
 
 def bound_url(listener: socket.socket) -> str:

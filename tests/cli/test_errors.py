@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -138,7 +139,8 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["query", "SELECT * FROM tokens"], "SQL: Catalog Error: Table with name tokens does not exist!"),
         (["prune"], "nothing to prune; give --before-step, --step, or --side-array"),
         (["filter", "--reject", "rules"], "--reject: rules names no function"),
-        (["ls", "--step", "x"], "'--step': Input should be a valid integer\n"),
+        (["ls", "--step", "x"], "'--step': 'x' should be a valid integer\n"),
+        (["ls", "--limit=0"], "'--limit': '0' should be greater than or equal to 1\n"),
         (["export", "--format", "xml"], "'--format': 'xml' is not one of 'jsonl'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -172,6 +174,16 @@ def test_an_output_that_cannot_be_written(cli: Cli, run: Path, tmp_path: Path) -
 def test_an_ending_that_says_nothing_takes_any_format(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert cli("export", run, "-o", tmp_path / "x.out", "--format", "parquet").code == 0
     assert (tmp_path / "x.out").read_bytes().startswith(b"PAR1")
+
+
+def test_a_port_in_use_is_named_with_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused = [cli("serve", tmp_path / "run", "--port", port), cli("engine", "--port", port)]
+    told = (
+        f"rolltape: 127.0.0.1:{port} cannot be listened on: Address already in use; give another port, or 0 for any\n"
+    )
+    assert [(one.code, one.err) for one in refused] == [(2, told)] * 2
 
 
 def test_no_command_shows_the_help(cli: Cli) -> None:

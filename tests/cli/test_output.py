@@ -29,7 +29,7 @@ def process(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "rolltape.cli", *arguments],
+        [sys.executable, "-m", "rolltape", *arguments],
         stdout=stdout,
         stderr=subprocess.PIPE,
         check=False,

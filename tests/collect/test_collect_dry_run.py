@@ -82,6 +82,31 @@ def test_the_chat_agent_and_functions_are_shown_with_tools_and_files(
     assert shown["given"]["episode.opening"]["agent"]["files"] == {"a": "b"}
 
 
+@pytest.mark.parametrize(
+    ("begin", "reason"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero (broken_environment.py, line 4)"),
+        ("None", "begin returned None, whose seats are None; return an episode with a tuple of `seats`"),
+    ],
+)
+def test_an_environment_that_cannot_begin_is_told_with_the_task(
+    begin: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_environment.py").write_text(
+        "class Broken:\n"
+        "    name = 'broken'\n"
+        "    def check(self, task): ...\n"
+        f"    def begin(self, task, seed): return {begin}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_environment", raising=False)
+    source = task_file(tmp_path, [{"id": "a"}])
+    how = ["--environment", "python:broken_environment:Broken"]
+    assert rolltape_command(["collect", str(source), "--dry-run", *how]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"rolltape: {source}, line 1: environment broken could not begin: {reason}")
+
+
 def test_what_is_wrong_is_told_as_by_a_collection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = task_file(tmp_path, [{"id": "a", "prompt": "2 + 2?"}])
     assert rolltape_command(["collect", str(source), "--dry-run"]) == 2

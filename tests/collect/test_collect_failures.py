@@ -40,13 +40,19 @@ class Moody:
         self.mood = task.data["mood"]
         if self.mood == "begin":
             raise RuntimeError("no room")
+        if self.mood == "absent":
+            return None
         one = Moody()
         one.mood = self.mood
+        if self.mood == "seated":
+            one.seats = AGENT
         return one
 
     def opening(self, seat):
         if self.mood == "opening":
             raise RuntimeError("no words")
+        if self.mood == "list":
+            return [{"role": "user", "content": "Go."}]
         return Opening(messages=[{"role": "user", "content": "Go."}])
 
     def next_seat(self):
@@ -92,9 +98,12 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mood", "reason"),
     [
-        ("begin", "the environment could not begin: RuntimeError: no room"),
-        ("opening", "RuntimeError: no words"),
-        ("answer", "RuntimeError: no answer"),
+        ("begin", "the environment could not begin: RuntimeError: no room (moods_of_collect.py, line "),
+        ("absent", "begin returned None, whose seats are None; return an episode with a tuple of `seats`"),
+        ("seated", "whose seats are 'agent'; return an episode with a tuple of `seats`, such as (AGENT,)"),
+        ("opening", "RuntimeError: no words (moods_of_collect.py, line "),
+        ("list", "the environment opened with [{'role': 'user', 'content': 'Go.'}]; return an Opening"),
+        ("answer", "RuntimeError: no answer (moods_of_collect.py, line "),
         ("priced", "the reward of the environment's answer is 'much', a str; give a number"),
         ("silent", "the environment answered with None; return an Answer"),
     ],
@@ -142,7 +151,9 @@ def test_a_failing_checker_leaves_its_own_rollouts_ungraded_only(tmp_path: Path)
     good: dict[str, Any] = {"id": "good", "prompt": "?", "check": check}
     tasks = [good, {**good, "id": "bad", "faulty": True}]
     results = collected_at_once(task_file(tmp_path, tasks), tmp_path / "run", group_size=2)
-    assert [result.reason for result in results if result.task == "bad"] == ["ungraded: ValueError: cannot read it"] * 2
+    bad = [str(result.reason) for result in results if result.task == "bad"]
+    raised = "ungraded: ValueError: cannot read it (moods_of_collect.py, line "
+    assert [reason.startswith(raised) for reason in bad] == [True, True]
     assert [result.reward for result in results if result.task == "good"] == [1.0, 1.0]
     assert all(rolltape.trace_of(one).steps for one in rollouts(tmp_path / "run"))
 
@@ -192,12 +203,19 @@ def test_a_full_disk_ends_the_command_with_what_to_do_and_loses_nothing(tmp_path
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert full.code == 4
-        assert "all before it was; free space on that disk, then --resume continues" in full.err
+        assert "all before it was; make room on that disk, or make it writable, then --resume continues" in full.err
         kept = {one.id for one in rollouts(run) if one.status is Status.FINISHED}
         assert 0 < len(kept) < 32
         assert cli("collect", *how, "--resume").code == 0
     assert finished_per_task(run) == {task["id"]: 8 for task in SUMS}
     assert kept <= {one.id for one in rollouts(run) if one.status is Status.FINISHED}
+
+
+def test_a_run_that_cannot_be_made_is_no_full_disk(tmp_path: Path, cli: Cli) -> None:
+    source = task_file(tmp_path)
+    refused = cli("collect", source, "--run", source / "run")
+    assert (refused.code, "cannot be made or written" in refused.err) == (4, True)
+    assert "--resume" not in refused.err
 
 
 def test_a_time_out_of_the_policy_counts_in_its_group(tmp_path: Path) -> None:

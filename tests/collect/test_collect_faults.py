@@ -254,7 +254,7 @@ def test_a_checker_has_a_time_limit_and_what_it_left_is_graded_by_resuming(tmp_p
     source, run = task_file(tmp_path, [task]), tmp_path / "run"
     (first,) = collected_at_once(source, run, group_size=1, score_timeout_s=0.5)
     assert (first.status, first.reward) == (Status.FINISHED, None)
-    assert str(first.reason).startswith("ungraded: UserCodeTimeout: never had not returned after 0.5 s")
+    assert str(first.reason).startswith("ungraded: never had not returned after 0.5 s")
     slow.go_on.set()
     (again,) = collected_at_once(source, run, group_size=1, resume=True)
     assert (again.rollout, again.try_index, again.reward, again.before) == (first.rollout, 0, 1.0, True)
@@ -332,7 +332,7 @@ def test_a_late_reward_by_hand_ends_the_want_of_a_grade(tmp_path: Path) -> None:
     finally:
         sys.path.remove(str(tmp_path))
     (held,) = rollouts(tmp_path / "run")
-    assert held.outcome.filtered == "ungraded: ValueError: no"
+    assert held.outcome.filtered == "ungraded: ValueError: no (moodless_of_faults.py, line 1)"
     with rolltape.open(tmp_path / "run") as tape:
         tape.score(held.id, reward=0.25)
     (row,) = rolltape.read(tmp_path / "run").index()
@@ -399,7 +399,7 @@ def test_an_environment_with_a_state_goes_through_the_recorded_replies_again(
     call = '<tool_call>\n{"name": "note", "arguments": {"text": "a"}}\n</tool_call>'
     script = lambda asked: "done" if "noted" in asked.prompt else call  # noqa: E731
     (first,) = collected_at_once(source, tmp_path / "run", script, group_size=1)
-    assert first.reason == "ungraded: AssertionError: closed"
+    assert first.reason == "ungraded: AssertionError: closed (talk_of_faults.py, line 18)"
     talk_of_faults.open_ = True
     (again,) = collected_at_once(source, tmp_path / "run", script, group_size=1, resume=True)
     assert (again.reward, again.before) == (1.5, True)
@@ -507,7 +507,9 @@ def test_a_group_that_could_not_be_compared_is_compared_by_the_command(
     task = {"id": "t", "environment": "preference", "prompt": "Say.", "function": "python:switch_of_faults:longer"}
     run = tmp_path / "run"
     results = collected_at_once(task_file(tmp_path, [task]), run, lambda asked: "a" * (1 + asked.number), group_size=3)
-    assert {one.reason for one in results} == {"ungraded: not compared: AssertionError: closed"}
+    assert {one.reason for one in results} == {
+        "ungraded: not compared: AssertionError: closed (switch_of_faults.py, line 3)"
+    }
     assert cli("score", run, "--ungraded").code == 5
     switch.open_ = True
     assert cli("score", run, "--ungraded").code == 0
@@ -554,7 +556,7 @@ def test_all_seats_of_a_match_are_graded_again_from_what_each_of_them_said(
     run = tmp_path / "run"
     results = collected_at_once(source, run, lambda asked: "a" * (1 + asked.number), group_size=1)
     assert [(one.seat, one.reason) for one in results] == [
-        (seat, "ungraded: AssertionError: closed") for seat in ("first", "second")
+        (seat, "ungraded: AssertionError: closed (switch_of_faults.py, line 28)") for seat in ("first", "second")
     ]
     switch.open_ = True
     again = collected_at_once(source, run, group_size=1, resume=True)

@@ -11,6 +11,7 @@ from collecting import SUMS, by, collected, collected_at_once, finished_per_task
 from commands import Cli
 from rolltape.collect.collector import Collector
 from rolltape.collect.settings import CollectSettings
+from rolltape.tiny import shipped_model
 from scripted_engine import Asked
 
 
@@ -35,6 +36,17 @@ def test_a_larger_group_keeps_its_attempts_and_adds_the_others(tmp_path: Path, c
     assert collected_at_once(source, run, group_size=8, resume=True) == []
     assert cli("check", run).code == 0
     assert len(cli("ls", run, "--json").out.splitlines()) == 32
+
+
+def test_the_report_of_a_group_that_has_grown_claims_nothing_about_the_whole_group(tmp_path: Path, cli: Cli) -> None:
+    source, run = task_file(tmp_path, SUMS[:1]), tmp_path / "run"
+    with instant(lambda asked: "2" if asked.number < 2 else "9").in_thread() as engine:
+        how = ("--engine", f"sglang:{engine.url}", "--model", shipped_model(), "--run", run)
+        first = cli("collect", source, *how, "-g", 2)
+        second = cli("collect", source, *how, "-g", 4, "--resume")
+    assert "rewards differ in 0 of 1 group" in first.out  # both are right
+    assert second.out.startswith("of the attempts that ran now:\n")
+    assert "rewards differ" not in second.out  # both of these are wrong, and the group has both kinds
 
 
 def test_advantages_of_a_group_that_has_grown_are_over_all_its_attempts(tmp_path: Path) -> None:

@@ -175,12 +175,12 @@ def test_what_could_not_be_graded_has_a_record_with_its_reason_and_nothing_made_
     assert (record["status"], record["done"], record["reason"]) == (
         "finished",
         True,
-        "ungraded: RuntimeError: no score",
+        "ungraded: RuntimeError: no score (oddities_of_collect.py, line 30)",
     )
     assert record["content"] == "4"
     assert [message["role"] for message in record["messages"]] == ["user", "assistant"]
     assert not {"reward", "reward_terms", "task_id"} & record.keys()
-    assert record["trace"]["reason"] == "ungraded: RuntimeError: no score"
+    assert record["trace"]["reason"] == "ungraded: RuntimeError: no score (oddities_of_collect.py, line 30)"
     assert "total_reward" not in record["trace"]
     assert len(record["trace"]["steps"]) == 1
     assert_as_on_the_tape([result], run)
@@ -280,7 +280,7 @@ def test_what_timed_out_broke_or_was_rejected_has_a_trace_that_says_so(capture: 
     slow_one, broken, rejected = (traces[name] for name in ("slow", "broken", "rejected"))
     assert (slow_one.status, slow_one.stop_reason, slow_one.total_reward) == ("finished", "timeout", 0.0)
     assert slow_one.extra == {"timed_out": True}
-    why = "ungraded: RuntimeError: no score"
+    why = "ungraded: RuntimeError: no score (oddities_of_collect.py, line 30)"
     assert (broken.status, broken.reason, broken.total_reward) == ("finished", why, None)
     assert (rejected.status, rejected.filtered) == ("finished", "too easy")
     for trace in traces.values():

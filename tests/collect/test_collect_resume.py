@@ -179,7 +179,9 @@ def test_a_group_that_was_whole_but_not_compared_is_compared_by_resuming(
     replies = lambda asked: "a" * (1 + asked.number)  # noqa: E731
     before = collected_at_once(source, run, replies, group_size=3)
     assert [result.reward for result in before] == [None] * 3
-    assert {result.reason for result in before} == {"ungraded: not compared: AssertionError: closed"}
+    assert {result.reason for result in before} == {
+        "ungraded: not compared: AssertionError: closed (tastes_of_resume.py, line 5)"
+    }
     tastes_of_resume.open_ = True
     assert [one.before for one in collected_at_once(source, run, replies, group_size=3, resume=True)] == [True] * 3
     held = {len(one.turns[0].reply.text): one.reward for one in rollouts(run) if one.turns[0].reply is not None}

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rolltape
 from collecting import rollouts
 from commands import Cli
 from rolltape.demo.story import GROUP_SIZE, NEXT, STEPS
@@ -67,6 +68,20 @@ def test_what_is_in_the_place_of_a_run_stays(tmp_path: Path, cli: Cli, monkeypat
             f"rolltape: {place} exists; name a folder that does not, or remove it\n",
         )
         assert (tmp_path / place).is_dir()
+
+
+def test_a_run_of_ones_own_in_the_place_of_the_demo_stays(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with rolltape.open("runs/demo") as tape:
+        tape.rollout(task_id="mine").finish(reward=1.0)
+    refused = cli("demo")
+    assert (refused.code, refused.err) == (
+        2,
+        "rolltape: runs/demo exists; name a folder that does not, or remove it\n",
+    )
+    assert [one.head.task_id for one in rollouts(Path("runs/demo"))] == ["mine"]
 
 
 def test_commands_that_come_next_are_commands(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

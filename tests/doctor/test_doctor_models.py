@@ -76,3 +76,5 @@ async def test_a_folder_that_is_none_is_a_fault(tmp_path: Path) -> None:
     results = await diagnosed(tmp_path)
     assert bad(results) == {"template": "fault"}
     assert "no tokenizer.json" in results["template"].measured
+    results = await diagnosed(tmp_path / "missing")
+    assert f"{tmp_path / 'missing'}: there is no such folder" in results["template"].measured

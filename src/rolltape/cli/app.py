@@ -185,8 +185,7 @@ def run(arguments: Sequence[str]) -> int:
     except RolltapeError as error:
         return _fail(str(error), exit_code(error))
     except _ClickException as error:
-        shown = error.format_message() if hasattr(error, "format_message") else str(error)
-        return _fail(_PARSER_WORDS.sub("", shown), Exit.USAGE)
+        return _fail(_describe_usage_error(error, arguments), Exit.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
@@ -228,6 +227,17 @@ def _invoke(arguments: Sequence[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     return code if isinstance(code, int) else Exit.OK
+
+
+def _describe_usage_error(error: Exception, arguments: Sequence[str]) -> str:
+    """What the parser says, with the value that it refuses, which it does not always name."""
+    shown = _PARSER_WORDS.sub("", error.format_message() if hasattr(error, "format_message") else str(error))
+    flags = getattr(getattr(error, "param", None), "opts", ())
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, equals, attached = word.partition("=")
+        if flag in flags:
+            return shown.replace("Input should", f"{(attached if equals else following)!r} should")
+    return shown
 
 
 def _escape_unencodable_characters() -> None:

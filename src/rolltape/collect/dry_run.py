@@ -9,13 +9,14 @@ import msgspec
 
 from rolltape.collect.agents import agent_named
 from rolltape.collect.environments import Environments, is_of_other_project
-from rolltape.collect.environments.protocol import Connection
-from rolltape.collect.functions import call_environment_from_thread
+from rolltape.collect.environments.protocol import Connection, check_episode
+from rolltape.collect.functions import call_environment_from_thread, describe_error
 from rolltape.collect.plan import RolloutIdentity, open_tasks
 from rolltape.collect.runners.attempts import make_assignment
 from rolltape.collect.runners.gateway import resolve_model
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import seed_of
+from rolltape.errors import TaskError
 from rolltape.gateway.wire import base_urls
 
 # What only a running gateway knows.
@@ -40,21 +41,26 @@ def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str,
             environment = environments.of(task)
             rollout = _ROLLOUT if model.name is None else identity.rollout_id(task, 0)
             seed = 0 if model.name is None else seed_of(rollout)
-            episode = call_environment_from_thread(environment.name, environment.begin, task, seed)
-            assignment = make_assignment(
-                settings,
-                task,
-                environment=environment.name,
-                episode=episode,
-                rollout=rollout,
-                connections=dict.fromkeys(episode.seats, connection),
-                seed=seed,
-                logs=run / "logs" / rollout,
-            )
+            try:
+                episode = check_episode(call_environment_from_thread(environment.name, environment.begin, task, seed))
+                assignment = make_assignment(
+                    settings,
+                    task,
+                    environment=environment.name,
+                    episode=episode,
+                    rollout=rollout,
+                    connections=dict.fromkeys(episode.seats, connection),
+                    seed=seed,
+                    logs=run / "logs" / rollout,
+                )
+                given = agent.preview(assignment)
+            except Exception as error:  # anybody's environment
+                why = describe_error(error)
+                raise TaskError(f"{task.where}: environment {environment.name} could not begin: {why}") from error
             yield {
                 "task": task.id,
                 "where": task.where,
                 "environment": environment.name,
                 "agent": agent.name,
-                "given": agent.preview(assignment),
+                "given": given,
             }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.collect.loops import ATTEMPT_BLOCKED, abandon_loop, is_library, user_loop
-from rolltape.errors import NoSuchFunction, UserCodeTimeout
+from rolltape.errors import NoSuchFunction, RolltapeError, UserCodeTimeout
 
 PREFIX = "python:"
 _OWN = "rolltape"
@@ -60,16 +60,16 @@ def search_here() -> str:
 
 
 def describe_raised(error: BaseException) -> str:
-    """An error of the user's code, and the line that raised it."""
+    """An error of the user's code: its type, its text if it has one, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[::-1]
     last = next((frame for frame in frames if not is_library(frame.filename)), None)
     where = "" if last is None else f" ({Path(last.filename).name}, line {last.lineno})"
-    return f"{describe_error(error)}{where}"
+    return f"{type(error).__name__}{f': {error}' if str(error) else ''}{where}"
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as a reason in a record: its type, and its text if it has one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """An error as a reason in a record: one of Rolltape's own by its text alone, which says where and why."""
+    return str(error) if isinstance(error, RolltapeError) else describe_raised(error)
 
 
 @contextlib.contextmanager

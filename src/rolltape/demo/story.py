@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import rolltape
-from rolltape.demo.learning import learn
+from rolltape.demo.learning import TASKS, learn
 from rolltape.errors import UsageError
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.records.rollout import Rollout
@@ -45,9 +45,16 @@ def make_room(path: Path) -> None:
     """Remove the run of an earlier demo from the demo's own place; anything else stays, and is an error."""
     if not path.exists():
         return
-    if path != PLACE or not (path / "run.json").is_file():
+    if path != PLACE or not _is_of_demo(path):
         raise UsageError(f"{path} exists; name a folder that does not, or remove it")
     shutil.rmtree(path)
+
+
+def _is_of_demo(path: Path) -> bool:
+    """Whether a folder is a run that holds rollouts of the demo alone."""
+    if not (path / "run.json").is_file():
+        return False
+    return all(row.source == TASKS.name for row in rolltape.read(path).index())
 
 
 def tell(path: Path, command: Command, on_page: Callable[[str], None], wait: Callable[[], None]) -> None:

@@ -31,7 +31,7 @@ from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.wire import FoundByUrl, base_urls
 from rolltape.gateway.workers import WorkerPlace
 from rolltape.samples.summary import open_for_recording
-from rolltape.serving import bound_url, is_loopback, open_listener
+from rolltape.serving import bound_url, describe_listen_error, is_loopback, open_listener
 from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.gateway")
@@ -148,7 +148,7 @@ class Gateway:
             shared = self.worker is not None
             listener = open_listener(settings.host, port, _WAITING_CONNECTIONS, shared=shared)
         except OSError as error:
-            raise GatewayError(f"port {settings.port}: {error.strerror}") from None
+            raise GatewayError(describe_listen_error(settings.host, settings.port, error)) from None
         stack.callback(listener.close)
         self.url = bound_url(listener)
         self.public_url = (settings.public_url or self.url).rstrip("/")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rolltape.errors import GatewayError, RolltapeError
-from rolltape.serving import bound_url, reserve_port
+from rolltape.serving import bound_url, describe_listen_error, reserve_port
 
 _LOOK_S = 0.1  # at workers that have not said yet that they are ready, and at those that are to be started
 _SHORT_LIFE_S = 1.0  # of a worker: the successor of one that dies earlier is not started before
@@ -81,7 +81,7 @@ def serve_workers(
     try:
         reserved = reserve_port(host, port)
     except OSError as error:
-        raise GatewayError(f"port {port}: {error.strerror}") from None
+        raise GatewayError(describe_listen_error(host, port, error)) from None
     group, port = secrets.token_hex(4), reserved.getsockname()[1]
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     try:

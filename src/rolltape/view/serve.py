@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 import time
@@ -14,7 +13,7 @@ from urllib.parse import quote, urlencode
 from aiohttp import web
 
 from rolltape.errors import ViewError
-from rolltape.serving import is_loopback, listening_url
+from rolltape.serving import describe_listen_error, is_loopback, listening_url
 from rolltape.view.annotating import why_read_only
 from rolltape.view.base_path import parse_base_path
 from rolltape.view.guard import ViewGuard
@@ -71,8 +70,7 @@ async def served(
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else error
-            raise ViewError(f"{host}:{port} cannot be listened on: {why}; give another port, or 0 for any") from None
+            raise ViewError(describe_listen_error(host, port, error)) from None
         await runs.start()
         address = f"{listening_url(runner)}{base}/"
         start = address + (next(iter(runs.runs)) if len(runs.runs) == 1 else "")

@@ -188,7 +188,11 @@ def _try_note(text: str) -> None:
 
 def print_report(tally: CollectionStats, run: Path, step: int, *, whole: bool) -> None:
     """Print the report; `whole` says that nothing is left to run."""
-    _print_tasks(tally)
+    launch = tally.launch
+    is_part = launch is not None and bool(launch.done_before or launch.running_elsewhere)
+    if is_part and tally.rollouts:
+        print_line("of the attempts that ran now:")
+    _print_tasks(tally, is_part=is_part)
     _print_endings(tally)
     if tally.rollouts:
         _print_totals(tally)
@@ -197,7 +201,7 @@ def print_report(tally: CollectionStats, run: Path, step: int, *, whole: bool) -
     _print_next(tally, run, step, whole=whole)
 
 
-def _print_tasks(tally: CollectionStats) -> None:
+def _print_tasks(tally: CollectionStats, *, is_part: bool) -> None:
     tasks = tally.by_task
     if not tasks:
         return
@@ -208,7 +212,7 @@ def _print_tasks(tally: CollectionStats) -> None:
     print_table(["task", "rewards", "mean", "spread", "range"], rows, left=["task"], flexible=["task"])
     print_rest(len(tasks) - _SHOWN_TASKS)
     several = [one for _, one in tasks if one.count > 1]
-    if several:
+    if several and not is_part:  # earlier attempts belong to the groups too
         apart = sum(one.least != one.most for one in several)
         print_line(f"rewards differ in {count(apart)} of {plural(len(several), 'group')}")
     print_line("")

@@ -25,7 +25,7 @@ from rolltape.groups import RunAheadLimit
 from rolltape.records.jsonable import encode_numbers
 from rolltape.samples.summary import open_for_recording
 from rolltape.serving import loop_factory, raise_file_limit
-from rolltape.tape.rundir import make_private_file, make_private_folder
+from rolltape.tape.rundir import RUN_FILE, make_private_file, make_private_folder
 
 _SHOWN_WARNINGS = 20
 _LONGEST_WARNING = 300  # characters
@@ -48,7 +48,7 @@ def run_collection(
     raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
-        stack.enter_context(_saying_how_to_continue())
+        stack.enter_context(_saying_how_to_continue(run))
         tape = stack.enter_context(open_for_recording(run))
         stack.enter_context(warnings_to(run / "logs" / "collect.log"))
         loop = stack.enter_context(asyncio.Runner(loop_factory=loop_factory()))
@@ -175,12 +175,14 @@ async def _run(collector: Collector, watcher: _Watcher) -> bool:
 
 
 @contextmanager
-def _saying_how_to_continue() -> Iterator[None]:
-    """Add to an error of the tape, such as a full disk, what to do about it."""
+def _saying_how_to_continue(run: Path) -> Iterator[None]:
+    """Add to an error of a tape that was made, such as a full disk, what to do about it."""
     try:
         yield
     except TapeWriteError as error:
-        raise TapeWriteError(f"{error}; free space on that disk, then --resume continues") from None
+        if not (run / RUN_FILE).is_file():
+            raise
+        raise TapeWriteError(f"{error}; make room on that disk, or make it writable, then --resume continues") from None
 
 
 def _open_records(out: Path, source: str) -> RecordFile:

@@ -54,7 +54,7 @@ def _tell(run: Path | None, *, no_browser: bool) -> int:
 
     def wait() -> None:
         if not stays:
-            print("It answers. Nobody is at the keyboard, so it ends here.")
+            print("It answers. The demo ends here, because this is no terminal.")
             return
         print("Ctrl-C ends it.", flush=True)
         with suppress(KeyboardInterrupt):

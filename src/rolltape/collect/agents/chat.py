@@ -18,7 +18,7 @@ from rolltape.collect.agents.conversation import (
     frozen,
 )
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, StepRecord, preview_opening
-from rolltape.collect.environments.protocol import Answer, Ended, Message, Opening, Tool, drives
+from rolltape.collect.environments.protocol import Answer, Ended, Message, Opening, Tool, check_opening, drives
 from rolltape.collect.functions import call_environment, call_function
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, shown
@@ -135,7 +135,7 @@ class _EpisodeRun:
 
     async def run(self) -> None:
         for name in self._episode.seats:
-            opening = await self._call(self._episode.opening, name)
+            opening = check_opening(await self._call(self._episode.opening, name))
             self._seats[name] = _Seat(name, opening, self._assignment, self._http)
         await self._look_ahead(None, StopReason.COMPLETED)
         while self._next is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, describe_own_loop, preview_opening
 from rolltape.collect.environments.protocol import Ended, drives
-from rolltape.collect.functions import call_function
+from rolltape.collect.functions import call_function, describe_raised
 from rolltape.records.jsonable import shown
 from rolltape.records.rollout import StopReason
 
@@ -47,7 +47,7 @@ class FunctionAgent:
                 return _all_seats(assignment, Ended(stop_reason=StopReason.TIMEOUT), timed_out=True)
             if _is_turn_cap(error):
                 return _all_seats(assignment, Ended(stop_reason=StopReason.MAX_TURNS))
-            return AgentOutcome(ended={}, broken=f"{self.name} raised {type(error).__name__}: {error}")
+            return AgentOutcome(ended={}, broken=f"{self.name} raised {describe_raised(error)}")
         if isinstance(given, AgentOutcome):
             return given
         if given is None or isinstance(given, str):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, describe_own_loop
-from rolltape.collect.environments.protocol import Connection, Ended, Message, Opening, drives
+from rolltape.collect.environments.protocol import Connection, Ended, Message, Opening, check_opening, drives
 from rolltape.collect.functions import call_environment
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.protocol import ProgramEnd, ProgramJob, Sandbox
@@ -46,7 +46,7 @@ class ProgramAgent:
     def preview(self, assignment: Assignment) -> dict[str, Any]:
         """Its command, variables and stdin, and the files in its home and its working directory."""
         (seat, *_) = assignment.episode.seats
-        opening = assignment.episode.opening(seat)
+        opening = check_opening(assignment.episode.opening(seat))
         launch = self._launch(assignment, assignment.connections[seat], opening)
         try:
             stdin: Any = decode_json(launch.stdin.encode())
@@ -64,7 +64,7 @@ class ProgramAgent:
         if len(episode.seats) != 1:
             return AgentOutcome(ended={}, broken=f"agent {self.name} takes one seat, not {', '.join(episode.seats)}")
         (seat,) = episode.seats
-        opening = await call_environment(assignment.environment, episode.opening, seat)
+        opening = check_opening(await call_environment(assignment.environment, episode.opening, seat))
         if opening.tools:
             names = ", ".join(tool.name for tool in opening.tools)
             return AgentOutcome(ended={}, broken=f"agent {self.name} cannot call tools of an environment: {names}")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rolltape.collect.environments.protocol import Answer, Connection, Ended, Episode, Message, Opening
+from rolltape.collect.environments.protocol import Answer, Connection, Ended, Episode, Message, check_opening
 from rolltape.collect.sandboxes.protocol import Sandboxes
 from rolltape.collect.sandboxes.running import Unconfined
 from rolltape.records.rollout import StopReason
@@ -87,8 +87,9 @@ def describe_own_loop(agent: str, assignment: Assignment) -> str:
     return f"agent {agent}: {assignment.environment} has an agent loop of its own; leave --agent out"
 
 
-def preview_opening(opening: Opening) -> dict[str, Any]:
+def preview_opening(given: object) -> dict[str, Any]:
     """What a seat is given first, as plain values."""
+    opening = check_opening(given)
     shown = {
         "messages": opening.messages,
         "tools": [tool.to_chat() for tool in opening.tools],

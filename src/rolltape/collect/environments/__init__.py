@@ -23,6 +23,7 @@ from rolltape.collect.environments.protocol import (
     Opening,
     Score,
     Tool,
+    check_episode,
 )
 from rolltape.collect.environments.rubric import RubricEnvironment
 from rolltape.collect.environments.single import DistillEnvironment, ProblemEnvironment
@@ -167,7 +168,8 @@ class Environments:
         """The seats of a task's episodes. To be called in a thread without an event loop."""
         environment = self.of(task)
         try:
-            return tuple(call_environment_from_thread(environment.name, environment.begin, task, 0).seats)
+            episode = call_environment_from_thread(environment.name, environment.begin, task, 0)
+            return tuple(check_episode(episode).seats)
         except Exception:  # noqa: BLE001 - anybody's environment; its attempts will fail with the reason
             return (AGENT,)
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
 
 import msgspec
 
 from rolltape.collect.tasks import Task
+from rolltape.errors import RecordError
 from rolltape.gateway.wire import FoundByUrl
+from rolltape.records.jsonable import shown
 from rolltape.records.rollout import UNGRADED, StopReason
 
 Message = dict[str, Any]  # in chat form
@@ -216,6 +218,24 @@ class DrivenEpisode(Episode, Protocol):
         The limits are those of the agent's work; setting up and scoring come on top. Raise an error if something other
         than the policy broke the attempt.
         """
+
+
+def check_episode(episode: object) -> Episode:
+    """What `begin` of an environment returned; raises RecordError if it names no seats."""
+    seats = getattr(episode, "seats", None)
+    if isinstance(seats, str) or not seats:
+        raise RecordError(
+            f"begin returned {shown(episode)}, whose seats are {shown(seats)}; "
+            "return an episode with a tuple of `seats`, such as (AGENT,)"
+        )
+    return cast("Episode", episode)
+
+
+def check_opening(opening: object) -> Opening:
+    """What `opening` of an episode returned; raises RecordError if it is no Opening."""
+    if not isinstance(opening, Opening):
+        raise RecordError(f"the environment opened with {shown(opening)}; return an Opening")
+    return opening
 
 
 def drives(episode: Episode) -> TypeGuard[DrivenEpisode]:

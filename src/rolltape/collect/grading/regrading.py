@@ -19,6 +19,7 @@ from rolltape.collect.environments.protocol import (
     Episode,
     GroupEnvironment,
     Score,
+    check_episode,
     compares,
     drives,
 )
@@ -134,7 +135,7 @@ class Regrading:
         head = next(iter(by_seat.values())).head
         task, seed = _task(head), seed_of(_attempt_id(head))
         with time_limit(self._limit_s):
-            episode: Episode = await call_environment(environment.name, environment.begin, task, seed)
+            episode = check_episode(await call_environment(environment.name, environment.begin, task, seed))
             if missing := set(episode.seats) - set(by_seat):
                 raise CollectError(
                     f"its attempt has no finished rollout for {', '.join(sorted(missing))}; run it again"

@@ -17,7 +17,7 @@ from rolltape.collect.agents import (
     scratch_folder,
 )
 from rolltape.collect.environments import Environments, opened
-from rolltape.collect.environments.protocol import Environment
+from rolltape.collect.environments.protocol import Environment, check_episode
 from rolltape.collect.functions import call_environment, describe_error, time_limit
 from rolltape.collect.grading.faults import find_fault
 from rolltape.collect.grading.grades import score_seats
@@ -76,7 +76,7 @@ class AttemptRunner:
         ATTEMPT_BLOCKED.set(blocked)  # an attempt is a task of its own, or the next one sets it again
         try:
             with time_limit(self._settings.score_timeout_s):
-                episode = await call_environment(environment.name, environment.begin, task, seed)
+                episode = check_episode(await call_environment(environment.name, environment.begin, task, seed))
         except Exception as error:
             log.warning("%s, attempt %d: its environment could not begin", task.where, planned.attempt, exc_info=error)
             for seat in planned.seats:

@@ -48,6 +48,8 @@ class FolderTokenizer:
 
     def __init__(self, folder: Path, special_text: SpecialText = SpecialText.PASS) -> None:
         file = folder / "tokenizer.json"
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder}: there is no such folder; give one with the tokenizer.json of the model")
         if not file.is_file():
             raise CheckpointError(
                 f"{folder}: no tokenizer.json; have transformers write one: "

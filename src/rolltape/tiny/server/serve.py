@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rolltape.errors import EngineError
 from rolltape.records.turn import LogprobKind
-from rolltape.serving import listening_url, loop_factory
+from rolltape.serving import describe_listen_error, listening_url, loop_factory
 from rolltape.tiny import TinyEngine, shipped_model
 from rolltape.tiny.server.app import EngineServer
 
@@ -58,7 +58,7 @@ async def _listening(app: web.Application, host: str, port: int) -> AsyncIterato
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
-        raise EngineError(f"--port {port}: {error.strerror}") from None
+        raise EngineError(describe_listen_error(host, port, error)) from None
     try:
         yield listening_url(runner)
     finally:

@@ -1,0 +1,6 @@
+"""`python -m rolltape`, for where the command itself is not on the path."""
+
+from rolltape.cli.app import main
+
+if __name__ == "__main__":
+    main()
