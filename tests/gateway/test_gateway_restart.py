@@ -112,6 +112,23 @@ async def test_a_session_goes_on_between_two_turns(
     check_tape(run, engine, capsys)
 
 
+async def test_a_reply_of_the_killed_gateway_can_be_named_instead_of_sent(
+    run: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with client_of(run) as client:
+        with served(run, engine) as first:
+            opened = await client.open(first)
+            said = (await client.ask(first, opened, "one", Api.RESPONSES, instructions="be brief")).json
+            first.kill()
+        with served(run, engine) as second:
+            named = {"previous_response_id": said["id"], "instructions": "be brief"}
+            answer = await client.ask(second, opened, "two", Api.RESPONSES, **named)
+            assert (answer.status, text_of(Api.RESPONSES, answer)) == (200, "reply 1")
+            await client.finish(second, opened)
+    assert [turn.facts.extra["prompt"] for turn in rollout_in(run).turns] == ["rendered", "bridged"]
+    check_tape(run, engine, capsys)
+
+
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
 async def test_an_sdks_retry_gets_a_reply_when_the_gateway_is_killed_before_the_engine_answered(
     run: Path, engine: ScriptedEngine, api: Api, capsys: pytest.CaptureFixture[str]

@@ -353,11 +353,11 @@ def test_parameters_are_read() -> None:
         ({"input": []}, "input is []; give a text, or a list of items"),
         ({"input": 5}, "input is 5; give a list"),
         ({"input": [5]}, "input[0] is 5; give an object"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] refers to a stored item"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0] refers to an item that no reply here has"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type is 'computer_call'; known are message, reasoning"),
         ({"input": [{"role": "bot", "content": "x"}]}, "input[0].role is 'bot'; known are system"),
         ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input[0].call_id is missing"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id is 'resp_1'; nothing is stored here"),
+        ({"conversation": "conv_1"}, "conversation is 'conv_1'; it is not stored here"),
         ({"background": True}, "background is True; nothing is stored here"),
         ({"max_output_tokens": 0}, "max_output_tokens is 0; give a whole number of at least 1"),
         ({"tools": [{"type": "function"}]}, "tools[0].name is missing"),
@@ -402,7 +402,7 @@ def test_the_sdk_raises_what_the_gateway_refuses(client: Any, server: CannedServ
     with pytest.raises(openai.AuthenticationError, match="no key"):
         client.responses.create(model="tiny", input="go")
     with pytest.raises(openai.BadRequestError, match="nothing is stored here"):
-        client.responses.create(model="tiny", input="go", previous_response_id="resp_1")
+        client.responses.create(model="tiny", input="go", background=True)
 
 
 @pytest.mark.parametrize(("status", "code"), [(502, "server_error"), (503, "invalid_prompt")])

@@ -114,10 +114,13 @@ class OpenSessions:
             self._add(session, key, name)
             for turn in session.recorder.turns:
                 if turn.reply is not None:
-                    self.note_reply(session, turn.prompt_messages, turn.reply.to_dict())
+                    reply_id = turn.facts.extra.get("reply_id", "")
+                    self.note_reply(session, turn.prompt_messages, turn.reply.to_dict(), reply_id)
         return found
 
-    def note_reply(self, session: OpenSession, asked: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> None:
+    def note_reply(
+        self, session: OpenSession, asked: Sequence[Mapping[str, Any]], message: Mapping[str, Any], reply_id: str
+    ) -> None:
         """Remember a reply by the conversation that it ends, and by the ids that it was given, which its echo has."""
         entry = self._entries.get(session.id)
         if entry is None:
@@ -126,8 +129,9 @@ class OpenSessions:
         if conversation not in entry.said:
             entry.said.append(conversation)
             self._said[entry.key, conversation].append(session)
-        entry.minted.extend(minted_ids(message))
-        self._minted.update({(entry.key, one): session for one in minted_ids(message)})
+        minted = dict.fromkeys((reply_id, *minted_ids(message)))
+        entry.minted.extend(minted)
+        self._minted.update({(entry.key, one): session for one in minted})
 
     def _open_ones(self, key: str, name: str | bytes) -> list[OpenSession]:
         return [one for one in self._found.get((key, name), [])[-_LIKE:] if one.ended is None]
@@ -135,9 +139,13 @@ class OpenSessions:
     async def _continued(self, key: str, beginning: bytes, request: ChatRequest) -> OpenSession | None:
         """The session whose conversation a request goes on with, or asks again for; None: there is none."""
         echoed = [message for message in request.messages if message["role"] == "assistant"]
-        for found in (self._minted.get((key, one)) for message in reversed(echoed) for one in minted_ids(message)):
+        minted = [one for message in reversed(echoed) for one in minted_ids(message)]
+        after = [] if request.after_reply is None else [request.after_reply]
+        for found in (self._minted.get((key, one)) for one in minted + after):
             if found is not None and found.ended is None:
                 return found
+        if request.after_reply is not None:
+            raise BadRequest(f"there is no open session with a reply {request.after_reply}; send the whole input")
         candidates = self._open_ones(key, beginning)
         for session in candidates:
             # Attempts at one task begin alike: whose retry it is shows only where nobody got the reply.

@@ -45,6 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 STRICT = "tools: strict"
+# Of an assistant's message: what it leaves out of the reply that its id names. Fields, and places of calls.
+REFERENCES = "references"
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -98,6 +100,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""  # as its User-Agent names it
     model: str
     messages: list[dict[str, Any]]
+    after_reply: str | None = None  # the messages follow this reply of the session; None: they are the conversation
+    has_references: bool = False  # some messages have REFERENCES
+    instructed: bool = False  # the first message is for this reply alone
     prompt: GivenPrompt | None = None  # instead of messages, of which there are none then
     opens_reply: bool = True  # the prompt ends with what begins a reply; false only where its ids alone are asked for
     tools: list[dict[str, Any]] | None = None

@@ -27,6 +27,7 @@ from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turn.gateway_turn import GatewayTurn, Shown
 from rolltape.gateway.turn.history import keyed
+from rolltape.gateway.turn.references import fill_in
 from rolltape.gateway.wire import DIALECTS, meant
 from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream, Tokenizes
 from rolltape.records.turn import Delivery
@@ -82,6 +83,8 @@ class Agents:
             session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
+        if request.after_reply is not None or request.has_references:
+            request = await self._fill_in(session, request)
         turns = await self._service.turns.submit(session, request, says_retry=_says_retry(http))
         turn = turns[0]
         for one in turns:
@@ -239,13 +242,29 @@ class Agents:
                     session.overflowed = True
                 raise
 
+    async def _fill_in(self, session: OpenSession, request: ChatRequest) -> ChatRequest:
+        """The whole conversation of a request that names earlier replies; raises BadRequest as `_read` does."""
+        service = self._service
+
+        def fill() -> ChatRequest:
+            filled = fill_in(request, session.recorder.turns)
+            context = service.turns.context_of(session)
+            check_request_size(filled, service.settings.max_messages, context, service.prompts.count)
+            return filled
+
+        try:
+            return await session.work.run(fill)
+        except PromptTooLong:
+            session.overflowed = True
+            raise
+
     async def _ended(self, turn: GatewayTurn) -> None:
         """Wait for a turn's reply; raises where there is none."""
         await turn.ended()
         if turn.outcome.message is None:
             raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
         if self._service.settings.open:
-            self._service.open_sessions.note_reply(turn.session, turn.request.messages, turn.message)
+            self._service.open_sessions.note_reply(turn.session, turn.request.messages, turn.message, turn.id)
 
 
 async def _by_client(handler: Handler, dialects: Sequence[Dialect], http: web.Request) -> web.StreamResponse:

@@ -214,6 +214,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
         "resumes": None if turn.resumes is None else turn.resumes.recorded.id,
         "reasoning_tokens": outcome.reasoning_tokens,
         "api": request.api,
+        "instructed": request.instructed,
         "stop_ids": list(request.stop_ids),
         "model_asked": request.model,
         "metadata": request.metadata,

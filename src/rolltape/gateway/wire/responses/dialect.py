@@ -1,4 +1,4 @@
-"""OpenAI's Responses API. Nothing is stored: each request brings its whole input."""
+"""OpenAI's Responses API. A request brings its whole input, or names replies of its session."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from rolltape.gateway.wire.fields import event
 from rolltape.gateway.wire.openai import OpenAIDialect
 from rolltape.gateway.wire.protocol import Answers, Route
 from rolltape.gateway.wire.responses.items import ItemStream, ResponsesEvent, output_items
-from rolltape.gateway.wire.responses.request import read_request
+from rolltape.gateway.wire.responses.request import RESPONSE_PREFIX, read_request
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
 
@@ -108,7 +108,7 @@ def _response(turn: "GatewayTurn") -> dict[str, Any]:
     """A response without its outcome. Instructions and tools are not sent back: Codex's are 40 kB, thrice a turn."""
     request = turn.request
     return {
-        "id": f"resp_{turn.id}",
+        "id": f"{RESPONSE_PREFIX}{turn.id}",
         "object": "response",
         "created_at": int(turn.received_at),
         "status": None,
@@ -121,7 +121,7 @@ def _response(turn: "GatewayTurn") -> dict[str, Any]:
         "model": turn.model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": None if request.after_reply is None else f"{RESPONSE_PREFIX}{request.after_reply}",
         "store": False,
         "temperature": request.sampling.temperature,
         "tool_choice": request.tool_choice.mode,

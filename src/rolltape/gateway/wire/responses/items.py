@@ -17,7 +17,8 @@ from rolltape.records.turn import Finish
 if TYPE_CHECKING:
     from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
-_ITEM_ID = re.compile(rf"(?:msg|rs|fc|ctc|{'|'.join(ID_PREFIXES)})_rt\d*_(\w+)")
+_ITEM_ID = re.compile(rf"(msg|rs|fc|ctc|{'|'.join(ID_PREFIXES)})_rt(\d*)_(\w+)")
+_FIELDS = {"rs": "reasoning_content", "msg": "content"}
 _SEALED = "rt1."  # in front of reasoning that travels as encrypted_content; it is not secret
 _BETWEEN = "__"  # a namespace and a tool of it, in the one name that the model sees
 
@@ -39,10 +40,17 @@ def output_items(turn: "GatewayTurn") -> list[dict[str, Any]]:
     return items
 
 
-def reply_id(item_id: str | None) -> str | None:
-    """The id of the reply that an item belongs to; None: it is not ours, or came without its id."""
+class ItemId(NamedTuple):
+    """What the id of an item says."""
+
+    reply: str  # the id of the reply that it belongs to
+    part: str | int  # which part of the reply it is: a field of the message, or the place of a call
+
+
+def parse_item_id(item_id: str | None) -> ItemId | None:
+    """What an item's id says; None: it is not ours, or the item came without its id."""
     found = _ITEM_ID.fullmatch(item_id or "")
-    return found[1] if found else None
+    return None if found is None else ItemId(found[3], _FIELDS.get(found[1]) or int(found[2] or 0))
 
 
 def unsealed(encrypted_content: str) -> str | None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams
+from rolltape.gateway.request import REFERENCES, ChatRequest, Effort, OutputSchema, SamplingParams
 from rolltape.gateway.wire.chat_form import plain_content
 from rolltape.gateway.wire.fields import Fields, printable, read_body
 from rolltape.gateway.wire.openai import (
@@ -17,9 +17,10 @@ from rolltape.gateway.wire.openai import (
     read_output_schema,
     read_tool_choice,
 )
-from rolltape.gateway.wire.responses.items import joined_name, reply_id, unsealed
+from rolltape.gateway.wire.responses.items import ItemId, joined_name, parse_item_id, unsealed
 from rolltape.gateway.wire.responses.tools import CALLS, OUTPUTS, as_function, is_run_by_client, read_call, read_output
 
+RESPONSE_PREFIX = "resp_"  # before the id of a reply
 _INCLUDED = ("reasoning.encrypted_content",)
 _ROLES = ("system", "developer", "user", "assistant")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -42,11 +43,16 @@ def read_request(raw: bytes) -> ChatRequest:
     _add_tools(offer, body.maybe_objects("tools") or [])
     choice = read_tool_choice(body, offer.names)
     thinking, effort = _thinking(body)
+    after_reply = body.maybe_text("previous_response_id")
+    messages = _messages(body)
     output_schema = _output_schema(body)
     return ChatRequest(
         api="responses",
         model=body.name("model"),
-        messages=_messages(body),
+        messages=messages,
+        after_reply=None if after_reply is None else after_reply.removeprefix(RESPONSE_PREFIX),
+        has_references=any(REFERENCES in message for message in messages),
+        instructed=bool(body.maybe_text("instructions")),
         tools=offer.tools or None,
         tool_choice=choice,
         parallel_tool_calls=body.maybe_flag("parallel_tool_calls") is not False,
@@ -71,9 +77,9 @@ def read_request(raw: bytes) -> ChatRequest:
 
 
 def _refuse_unservable(body: Fields) -> None:
-    for name in ("previous_response_id", "conversation", "prompt"):
+    for name in ("conversation", "prompt"):
         if body.get(name) is not None:
-            body.refuse(name, "nothing is stored here; send the whole input")
+            body.refuse(name, "it is not stored here; send the whole input")
     if body.maybe_flag("background"):
         body.refuse("background", "nothing is stored here; wait for the reply")
 
@@ -146,20 +152,33 @@ def _history(items: list[Fields]) -> list[dict[str, Any]]:
     for item in items:
         kind = item.maybe_text("type") or "message"
         place = _OF_A_REPLY.get(kind)
+        if kind == "item_reference":
+            place = _referred_place(item)
         if kind == "message" and item.text("role") == "assistant":
             place = _TEXT
         if place is None:
             reply = None
             messages.append(_output(item, call_ids) if kind in OUTPUTS else _other(item, kind))
             continue
-        if kind in CALLS and (item_id := item.maybe_text("id")) is not None:
-            call_ids[item_id] = item.text("call_id")
-        of = reply_id(item.maybe_text("id"))
+        if kind in CALLS and (given := item.maybe_text("id")) is not None:
+            call_ids[given] = item.text("call_id")
+        item_id = parse_item_id(item.maybe_text("id"))
+        of = None if item_id is None else item_id.reply
         if reply is None or not reply.takes(place, of):
             reply = _ReplyItems(of)
             messages.append(reply.message)
-        reply.add(item, place)
+        if kind == "item_reference" and item_id is not None:
+            reply.refer(item_id, place)
+        else:
+            reply.add(item, place)
     return messages
+
+
+def _referred_place(item: Fields) -> int:
+    """Where in a reply an item stands that is only named."""
+    if (item_id := parse_item_id(item.maybe_text("id"))) is None:
+        raise BadRequest(f"{item.path} refers to an item that no reply here has; send the item itself")
+    return {"reasoning_content": _REASONING, "content": _TEXT}.get(str(item_id.part), _CALL)
 
 
 class _ReplyItems:
@@ -177,6 +196,11 @@ class _ReplyItems:
         if draft is not None and self._draft is not None:
             return draft == self._draft and (place == _CALL or place not in self._places)
         return place > self._places[-1] or place == self._places[-1] != _TEXT
+
+    def refer(self, item_id: ItemId, place: int) -> None:
+        """Take an item that is only named: the gateway knows what it says."""
+        self._places.append(place)
+        self.message.setdefault(REFERENCES, []).append(item_id.part)
 
     def add(self, item: Fields, place: int) -> None:
         self._places.append(place)
@@ -243,8 +267,6 @@ def _other(item: Fields, kind: str) -> dict[str, Any]:
         if (role := item.text("role")) not in _ROLES:
             item.refuse("role", f"known are {', '.join(_ROLES)}")
         message = {"role": role, "content": _needed_content(item, "content")}
-    elif kind == "item_reference":
-        raise BadRequest(f"{item.path} refers to a stored item, and nothing is stored here; send the item itself")
     else:
         item.refuse("type", f"known are {', '.join(_KNOWN)}")
     return message | _other_fields(item, *message)
