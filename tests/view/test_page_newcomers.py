@@ -87,7 +87,7 @@ def test_no_card_has_a_single_full_bar_and_nothing_is_called_trained_before_a_tr
         for name in ("agent", "stop reason"):
             expect(page.get_by_role("list", name=f"Rollouts by {name}")).to_have_count(0)
         figures = page.locator(".figures")
-        expect(figures).to_contain_text(re.compile(r"Would train\s*\d+ %\s*under exact"))
+        expect(figures).to_contain_text(re.compile(r"Would train\s*88.9%\s*under exact"))
         expect(page.get_by_role("heading", name="Where the sampled tokens would go")).to_be_visible()
         expect(page.locator(".unit").first).to_have_text("reward")
 

@@ -37,7 +37,7 @@ def page() -> Iterator[Page]:
 def test_another_policy_than_the_exported_one_is_not_passed_off_as_it(page: Page, exported: Path) -> None:
     page.goto((exported / "index.html").as_uri())
     page.get_by_role("link", name="worst first").click()
-    page.locator(".row:has(.reward:text-is('0'))").click()
+    page.locator(".row:has(.reward span:text-is('0'))").click()
     page.get_by_role("link", name="Tokens", exact=True).click()
     page.locator(".t").first.wait_for()
     page.get_by_label("Policy").select_option("slime")

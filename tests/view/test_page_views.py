@@ -52,7 +52,7 @@ def test_runs_lead_to_a_run_and_its_figures(page: Page) -> None:
     page.get_by_role("link", name="demo", exact=True).click()
     page.get_by_role("heading", name="demo", exact=True).wait_for()
     figures = page.locator(".figures").inner_text()
-    assert re.search(r"Mean reward\s+0\.500", figures)
+    assert re.search(r"Mean reward\s+0\.5std", figures)
     assert re.search(r"Forks\s+4", figures)
     assert page.get_by_role("img", name=re.compile("trained .*, masked: abandoned .*")).count() == 1
     causes = page.get_by_role("list", name="Forks by cause").inner_text()

@@ -61,7 +61,7 @@ def page(address: str) -> Iterator[Page]:
 
 def test_the_worst_rollout_and_why_are_two_clicks_away(page: Page, address: str) -> None:
     page.get_by_role("link", name="worst first").click()
-    page.locator(".row:has(.reward:text-is('0'))").first.click()
+    page.locator(".row:has(.reward span:text-is('0'))").first.click()
     page.locator("[data-turn]").first.wait_for()
     expect(page.locator(".title .reward")).to_have_text("0")
     expect(page.get_by_label("Facts")).to_contain_text("Reward terms")
