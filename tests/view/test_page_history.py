@@ -50,17 +50,17 @@ def test_back_leads_to_where_the_page_was_left_and_so_does_a_reload(page: Page, 
 
 def test_a_step_can_be_looked_at_alone_and_left_again(page: Page, address: str) -> None:
     page.goto(f"{address}/exp?step=1")
-    expect(page.locator(".figures")).to_contain_text("2.500")
+    expect(page.locator(".figures")).to_contain_text("2.5std")
     choice = page.get_by_role("combobox")
     expect(choice).to_have_value("1")
     expect(choice.locator("option")).to_have_text(["all 3 steps", "step 0", "step 1", "step 2"])
     choice.select_option("2")
-    expect(page.locator(".figures")).to_contain_text("4.500")
+    expect(page.locator(".figures")).to_contain_text("4.5std")
     choice.select_option("")
     page.wait_for_url(f"{address}/exp")
     expect(page.locator(".figures")).to_contain_text("+4 since step 0")
     page.go_back()
-    expect(page.locator(".figures")).to_contain_text("4.500")
+    expect(page.locator(".figures")).to_contain_text("4.5std")
 
 
 def test_a_mean_says_how_sure_it_is_and_of_how_many(page: Page, address: str) -> None:
@@ -68,7 +68,7 @@ def test_a_mean_says_how_sure_it_is_and_of_how_many(page: Page, address: str) ->
     chart = page.get_by_role("figure", name="Mean reward by step")
     expect(chart).to_contain_text("step 2, 2 rewarded")
     expect(chart).to_contain_text("mean 4.5")
-    expect(chart).to_contain_text("± 2 standard errors 3.79 to 5")  # two rewards, 4 and 5; never more than was given
+    expect(chart).to_contain_text("± 2 standard errors 3.793 to 5")  # two rewards, 4 and 5; never more than was given
 
 
 def test_after_a_change_of_view_the_tab_key_goes_on_in_it(page: Page, address: str) -> None:

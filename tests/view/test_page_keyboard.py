@@ -41,18 +41,18 @@ def test_from_the_overview_to_a_rollout_and_on_to_its_neighbours(page: Page) -> 
     page.keyboard.press("t")
     page.locator(".row .reward").first.wait_for()
     page.get_by_role("button", name="Reward").click()
-    expect(page.locator(".row .reward").first).to_have_text("5.000")
+    expect(page.locator(".row .reward").first).to_have_text("5")
     page.keyboard.press("j")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("k")
     page.keyboard.press("j")
-    expect(page.locator(".row.selected .reward")).to_have_text("4.000")
+    expect(page.locator(".row.selected .reward")).to_have_text("4")
     page.keyboard.press("Enter")
-    assert reward(page) == "4.000"
+    assert reward(page) == "4"
     page.keyboard.press("j")
-    expect(page.locator(".title .reward")).to_have_text("3.000")
+    expect(page.locator(".title .reward")).to_have_text("3")
     page.keyboard.press("k")
-    expect(page.locator(".title .reward")).to_have_text("4.000")
+    expect(page.locator(".title .reward")).to_have_text("4")
     page.keyboard.press("u")
     page.wait_for_url("**/exp/rollouts")
     page.keyboard.press("h")
@@ -63,9 +63,9 @@ def test_without_a_table_neighbours_are_those_of_the_group(page: Page, address: 
     rows = ask(address, "/api/exp/rollouts?sort=attempt")["rows"]
     first = next(row for row in rows if row["task"] == "task-1" and row["attempt"] == 0)
     page.goto(f"{address}/exp/rollout/{first['id']}")
-    assert reward(page) == "3.000"
+    assert reward(page) == "3"
     page.keyboard.press("j")
-    expect(page.locator(".title .reward")).to_have_text("4.000")
+    expect(page.locator(".title .reward")).to_have_text("4")
     page.keyboard.press("g")
     page.wait_for_url(f"**/group/{first['group']}")
 

@@ -23,21 +23,21 @@ def test_what_is_recorded_appears_in_every_view_that_is_open(tmp_path: Path) -> 
             next_turn(session, turn)
             expect(page.locator("[data-turn]")).to_have_count(2, timeout=_SOON_MS)
             rollout.finish(reward=0.75)
-            expect(page.locator(".title .reward")).to_have_text("0.750", timeout=_SOON_MS)
+            expect(page.locator(".title .reward")).to_have_text("0.75", timeout=_SOON_MS)
 
             page.goto(f"{address}/exp/rollouts")
-            expect(page.locator(".row .reward")).to_have_text(["0.750"])
+            expect(page.locator(".row .reward")).to_have_text(["0.75"])
             with tape.rollout(task_id="second") as other:
                 first_turn(other.session())
                 other.finish(reward=0.25)
             expect(page.locator(".row .reward")).to_have_count(2, timeout=_SOON_MS)
 
             page.goto(f"{address}/exp")
-            expect(page.locator(".figures")).to_contain_text("0.500", timeout=_SOON_MS)
+            expect(page.locator(".figures")).to_contain_text("0.5std", timeout=_SOON_MS)
             with tape.rollout(task_id="third") as third:
                 first_turn(third.session())
                 third.finish(reward=2.0)
-            expect(page.locator(".figures")).to_contain_text("1.000", timeout=_SOON_MS)
+            expect(page.locator(".figures")).to_contain_text("1std", timeout=_SOON_MS)
 
 
 def test_a_tab_that_nobody_looks_at_keeps_no_connection_and_catches_up(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_tab_that_nobody_looks_at_keeps_no_connection_and_catches_up(tmp_path:
             page.on("request", lambda asked: listens.append(asked.url) if asked.url.endswith("/live") else None)
             page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.away ?? true })")
             page.goto(f"{address}/exp/rollouts")
-            expect(page.locator(".row .reward")).to_have_text(["0.750"])
+            expect(page.locator(".row .reward")).to_have_text(["0.75"])
             assert listens == []
             with tape.rollout(task_id="second") as other:
                 first_turn(other.session())

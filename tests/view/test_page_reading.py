@@ -204,8 +204,8 @@ def test_the_list_of_runs_follows_what_is_recorded(page: Page, tmp_path: Path) -
             rollout.finish(reward=0.25)
         with page_over(tmp_path / "exp") as address:
             page.goto(address)
-            expect(page.locator("tbody tr")).to_contain_text("0.250")
+            expect(page.locator("tbody tr")).to_contain_text("0.25")
             with tape.rollout(task_id="second") as rollout:
                 record_session(rollout, turns=1)
                 rollout.finish(reward=0.75)
-            expect(page.locator("tbody tr")).to_contain_text("0.500", timeout=_SOON_MS)
+            expect(page.locator("tbody tr")).to_contain_text("0.5", timeout=_SOON_MS)

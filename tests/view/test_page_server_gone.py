@@ -32,14 +32,14 @@ def test_a_page_says_that_the_server_is_gone_and_goes_on_when_it_is_back(page: P
     add(tmp_path / "exp", 0.25)
     with page_over(tmp_path / "exp") as address:
         page.goto(f"{address}/exp")
-        expect(page.locator(".figures")).to_contain_text("0.250")
+        expect(page.locator(".figures")).to_contain_text("0.25std")
     gone = page.get_by_text("The server does not answer. The page shows the last answer and keeps trying.")
     expect(gone).to_be_visible(timeout=_SOON_MS)
-    expect(page.locator(".figures")).to_contain_text("0.250")
+    expect(page.locator(".figures")).to_contain_text("0.25std")
     add(tmp_path / "exp", 0.75)
     with page_over(tmp_path / "exp", port=urlsplit(address).port or 0):
         expect(gone).to_be_hidden(timeout=_SOON_MS)
-        expect(page.locator(".figures")).to_contain_text("0.500", timeout=_SOON_MS)
+        expect(page.locator(".figures")).to_contain_text("0.5std", timeout=_SOON_MS)
 
 
 def test_what_could_not_be_fetched_is_asked_again_in_place(page: Page, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_could_not_be_fetched_is_asked_again_in_place(page: Page, tmp_path:
         page.unroute("**/api/exp/rollouts?*")
         page.evaluate("window.sameDocument = true")
         page.get_by_role("button", name="Try again").click()
-        expect(page.locator(".row .reward")).to_have_text(["0.250"])
+        expect(page.locator(".row .reward")).to_have_text(["0.25"])
         assert page.evaluate("window.sameDocument")
 
 
@@ -65,7 +65,7 @@ def test_a_run_that_cannot_be_read_any_more_keeps_what_was_seen_and_says_why(pag
         page.route("**/api/exp/overview", lambda route: route.fulfill(status=500, json={"error": {"message": "torn"}}))
         add(tmp_path / "exp", 0.75)
         expect(page.get_by_text("The page shows the last answer: torn")).to_be_visible(timeout=_SOON_MS)
-        expect(page.locator(".figures")).to_contain_text("0.250")
+        expect(page.locator(".figures")).to_contain_text("0.25std")
         page.unroute("**/api/exp/overview")
         add(tmp_path / "exp", 0.5)
         expect(page.get_by_text("The page shows the last answer")).to_be_hidden(timeout=_SOON_MS)

@@ -44,7 +44,7 @@ def test_a_token_says_which_bytes_of_which_character_it_has_and_what_else_was_li
     expect(about).to_contain_text("byte 4 of 4 of 🫠")
     likely = page.get_by_role("list", name="Most likely tokens here").get_by_role("listitem")
     expect(likely).to_have_count(3)
-    assert [re.sub(r"\s+", " ", one) for one in likely.all_inner_texts()] == ["x 50 %", "⟨A0⟩ 25 %", "y 20 %"]
+    assert [re.sub(r"\s+", " ", one) for one in likely.all_inner_texts()] == ["x 50.0%", "⟨A0⟩ 25.0%", "y 20.0%"]
     expect(likely.nth(1)).to_have_attribute("aria-current", "true")
     expect(about).to_contain_text("sampled: number 2")
     page.get_by_role("button", name="Entropy, at least").click()

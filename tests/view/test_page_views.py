@@ -52,7 +52,7 @@ def test_runs_lead_to_a_run_and_its_figures(page: Page) -> None:
     page.get_by_role("link", name="demo", exact=True).click()
     page.get_by_role("heading", name="demo", exact=True).wait_for()
     figures = page.locator(".figures").inner_text()
-    assert re.search(r"Mean reward\s+0\.500", figures)
+    assert re.search(r"Mean reward\s+0\.5std", figures)
     assert re.search(r"Forks\s+4", figures)
     assert page.get_by_role("img", name=re.compile("trained .*, masked: abandoned .*")).count() == 1
     causes = page.get_by_role("list", name="Forks by cause").inner_text()
@@ -70,7 +70,7 @@ def test_a_forks_cause_leads_to_the_rollouts_that_have_it(page: Page, address: s
     page.goto(f"{address}/demo")
     page.get_by_role("list", name="Forks by cause").get_by_role("link", name="compaction").click()
     page.wait_for_url(f"{address}/demo/rollouts?cause=compaction")
-    expect(page.locator(".row .reward")).to_have_text(["1.000"])
+    expect(page.locator(".row .reward")).to_have_text(["1"])
     expect(page.get_by_label("fork by", exact=True)).to_have_value("compaction")
     page.get_by_label("fork by", exact=True).select_option("")
     expect(page.locator(".row .reward")).to_have_count(2)
@@ -88,10 +88,10 @@ def test_the_table_sorts_filters_and_keeps_both_in_the_address(page: Page, addre
     page.get_by_role("button", name="Reward").click()
     page.wait_for_url("**sort=-reward")
     rewards = page.locator(".row .reward")
-    expect(rewards).to_have_text(["1.000", "0.000"])
+    expect(rewards).to_have_text(["1", "0"])
     page.get_by_role("button", name="Reward").click()
     page.wait_for_url("**sort=reward")
-    expect(rewards).to_have_text(["0.000", "1.000"])
+    expect(rewards).to_have_text(["0", "1"])
     page.get_by_label("forks ≥").fill("1")
     page.keyboard.press("Enter")
     page.wait_for_url("**min_forks=1&sort=reward")
@@ -108,14 +108,14 @@ def test_full_text_search_finds_rollouts_by_what_was_said(page: Page, address: s
     page.keyboard.type("cannot find")
     page.keyboard.press("Enter")
     page.get_by_text("1 of 2").wait_for()
-    assert page.locator(".row .reward").all_inner_texts() == ["0.000"]
+    assert page.locator(".row .reward").all_inner_texts() == ["0"]
 
 
 def test_a_group_shows_what_attempts_share_once_and_where_they_part(page: Page, address: str) -> None:
     group = ask(address, "/api/demo/rollouts")["rows"][0]["group"]
     page.goto(f"{address}/demo/group/{group}")
     page.locator(".cell").first.wait_for()
-    assert page.locator(".attempt .reward").all_inner_texts() == ["1.000", "0.000"]
+    assert page.locator(".attempt .reward").all_inner_texts() == ["1", "0"]
     assert page.locator(".cell", has_text="You are a coding agent.").count() == 1
     assert page.locator(".cell.above").count() == 1
     assert page.locator(".cell.below").count() == 1

@@ -66,7 +66,7 @@ def test_two_runs_are_compared_task_by_task(compared: Compared) -> None:
     assert (result["low"], result["high"]) == (pytest.approx(mean - reach), pytest.approx(mean + reach))
     assert result["sign_p"] == pytest.approx(2 * 12 / 2**11)
     assert result["verdict"] == "higher"
-    said = "B has the higher mean reward: +0.396 over 12 tasks, 95 % interval +0.188 to +0.604, p = 0.0015."
+    said = "B has the higher mean reward: +0.3958 over 12 tasks, 95% interval +0.1875 to +0.6041, p = 0.0015."
     assert result["statement"] == said
     assert (told["only_a"], told["only_b"], told["unrewarded"], told["tasks"]) == (1, 1, 1, len(REWARDS))
 
@@ -220,7 +220,7 @@ def test_the_command_prints_the_tasks_that_differ_most_and_the_result(
     assert lines[1:3] == ["sums learned 4 4 0.25 1 0.75", "sums lost 4 4 0.75 0.25 -0.5"]
     assert "reward 0.3542 0.75 0.3958 0.1875 0.6041 0.00153" in lines
     assert lines[-2:] == [
-        "B has the higher mean reward: +0.396 over 12 tasks, 95 % interval +0.188 to +0.604, p = 0.0015.",
+        "B has the higher mean reward: +0.3958 over 12 tasks, 95% interval +0.1875 to +0.6041, p = 0.0015.",
         "12 tasks on both sides: 10 higher in B, 1 lower, 1 the same (sign test p = 0.01172); 1 only in A; "
         "1 only in B; 1 without it on one side",
     ]

@@ -11,41 +11,41 @@ export function float(value: Num): number | null {
   return value.$float === "nan" ? Number.NaN : value.$float === "inf" ? Number.POSITIVE_INFINITY : Number.NEGATIVE_INFINITY;
 }
 
-function odd(value: number): string {
-  return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
-}
-
-function minus(text: string): string {
-  return text.replace("-", "−");
-}
-
-/** A figure with `digits` places; very small and very large ones in powers of ten. */
-export function figure(value: Num, digits = 3): string {
-  const x = float(value);
-  if (x === null) return NONE;
-  if (!Number.isFinite(x)) return odd(x);
-  const size = Math.abs(x);
-  if (size !== 0 && (size < 0.5 * 10 ** -digits || size >= 1e6)) return minus(x.toExponential(2));
-  return minus(x.toFixed(digits));
-}
-
-/** A figure without trailing zeros: rewards, edges of bins. */
-export function short(value: Num, digits = 3): string {
-  const x = float(value);
-  if (x === null) return NONE;
-  if (!Number.isFinite(x)) return odd(x);
-  if (x !== 0 && Math.abs(x) < 0.5 * 10 ** -digits) return minus(x.toExponential(1));
-  return minus(String(Number(x.toFixed(digits))));
-}
-
-/** Three figures that count, however small the value. */
-export function significant(value: Num): string {
-  const x = float(value);
-  if (x === null || !Number.isFinite(x) || x === 0) return short(x);
-  return Math.abs(x) < 1e-4 || Math.abs(x) >= 1e6 ? minus(x.toExponential(2)) : minus(String(Number(x.toPrecision(3))));
-}
-
 const grouped = new Intl.NumberFormat("en-US");
+const WRITTEN_OUT = 7; // numbers of up to so many digits before the point keep them all
+
+/** The first `digits` digits of a number, rounded, a tie to the even one as in Python, and its power of ten. */
+function decimals(x: number, digits: number): [string, number] {
+  const [whole = "", power = ""] = Math.abs(x).toExponential(100).split("e");
+  const all = whole.replace(".", "");
+  const tie = /^50*$/.test(all.slice(digits)) && Number(all[digits - 1]) % 2 === 0;
+  if (tie) return [all.slice(0, digits), Number(power)];
+  const [rounded = "", after = ""] = Math.abs(x).toExponential(digits - 1).split("e");
+  return [rounded.replace(".", ""), Number(after)];
+}
+
+/** A number with four digits that count, as the command line writes it (`number` of records/wording.py): 0.5, 12,346, 1.2e-05. */
+export function number(value: Num, digits = 4): string {
+  const x = float(value);
+  if (x === null) return NONE;
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "nan" : x > 0 ? "inf" : "-inf";
+  const sign = x < 0 || Object.is(x, -0) ? "-" : "";
+  if (x === 0) return `${sign}0`;
+  const [kept, power] = decimals(x, digits);
+  if (power >= digits && power < WRITTEN_OUT) {
+    const [all, places] = decimals(x, Math.floor(Math.log10(Math.abs(x))) + 1);
+    return sign + grouped.format(Number(all) * 10 ** (places + 1 - all.length));
+  }
+  if (power < -4 || power >= digits) return `${sign}${Number(`${kept[0]}.${kept.slice(1)}`)}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
+  return sign + String(Number(`${kept}e${power + 1 - kept.length}`));
+}
+
+/** A difference with its sign. What is left where equal numbers were subtracted is none. */
+export function signed(value: Num): string {
+  const x = float(value);
+  if (x !== null && Math.abs(x) <= 1e-9) return "0";
+  return x !== null && x > 0 ? `+${number(x)}` : number(x);
+}
 
 export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? NONE : grouped.format(value);
@@ -66,12 +66,14 @@ export function compact(value: number | null | undefined): string {
   return count(value);
 }
 
+/** A share as the command line writes it, 12.5%; what is almost none or almost all is not called so. */
 export function percent(part: number, whole: number): string {
   if (!whole) return NONE;
   const share = (100 * part) / whole;
-  if (share > 0 && share < 0.1) return "<0.1 %";
-  if (share < 100 && share > 99.9) return ">99.9 %";
-  return `${share.toFixed(share < 10 || share > 90 ? 1 : 0).replace(/\.0$/, "")} %`;
+  if (share > 0 && share < 0.1) return "<0.1%";
+  if (share < 100 && share > 99.9) return ">99.9%";
+  const [kept, power] = decimals(share, Math.max(1, Math.floor(Math.log10(share || 1)) + 2));
+  return `${Number(`${kept}e${power + 1 - kept.length}`).toFixed(1)}%`;
 }
 
 export function duration(nanoseconds: number | null): string {

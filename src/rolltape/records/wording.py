@@ -9,6 +9,7 @@ from rolltape.records.messages import content_text, reasoning_text
 
 SHORT_ID = 8
 _MAX_CALL_CHARS = 48
+_WRITTEN_OUT = 10_000_000
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -26,8 +27,14 @@ def quoted(text: str, limit: int = 72) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number with few digits; None is empty text."""
-    return "" if value is None else f"{value:.{digits}g}"
+    """A number with few digits that count, without zeros at its end; None is empty text.
+
+    Below ten million all digits before the point are kept. The page writes numbers by the same rule, in format.ts.
+    """
+    if value is None:
+        return ""
+    shown = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if 10**digits <= abs(float(shown)) < _WRITTEN_OUT else shown
 
 
 def count(value: int) -> str:

@@ -1,7 +1,7 @@
 /** The address of a comparison: which sides, which measure, which tasks. */
 
 import type { Num } from "../api/answers";
-import { figure, float } from "../format";
+import { float, number } from "../format";
 import { plain } from "../words";
 import type { Letter } from "./answers";
 
@@ -45,12 +45,7 @@ export function measureName(measure: string): string {
   return MEASURES[measure] ?? plain(measure.replace(/^term\./, ""));
 }
 
-export function signed(value: Num, digits = 3): string {
-  const x = float(value);
-  return x !== null && x > 0 ? `+${figure(x, digits)}` : figure(x, digits);
-}
-
 export function chance(p: Num): string {
   const x = float(p);
-  return x === null ? "–" : x < 0.001 ? "< 0.001" : Number(x.toPrecision(2)).toString();
+  return x === null ? "–" : x < 0.001 ? "< 0.001" : number(x, 2);
 }

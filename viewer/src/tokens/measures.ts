@@ -72,13 +72,13 @@ function topEntropy(sheet: TokenSheet, token: number): number {
 const TERM: Record<string, TermName> = { logprob: "logprob", probability: "probability", entropy: "entropy", top_entropy: "entropy", advantage: "advantage", ratio: "ratio", mismatch_kl: "mismatch KL" };
 
 export const MEASURES: Measure[] = [
-  measure("logprob", "Logprob", "of the sampled token, as the engine gave it", "logprob", column("logprob"), (x) => surprise(-x), (x) => -x, ["−0.05", "−0.3", "−1", "−2.3", "−4.6", "−7"], "least likely", "at most"),
-  measure("probability", "Probability", "exp of the logprob", "logprob", (sheet, token) => Math.exp(sheet.value("logprob", token)), (x) => unlikely(1 - x), (x) => 1 - x, ["95 %", "75 %", "37 %", "10 %", "1 %", "0.1 %"], "least likely", "at most"),
+  measure("logprob", "Logprob", "of the sampled token, as the engine gave it", "logprob", column("logprob"), (x) => surprise(-x), (x) => -x, ["-0.05", "-0.3", "-1", "-2.3", "-4.6", "-7"], "least likely", "at most"),
+  measure("probability", "Probability", "exp of the logprob", "logprob", (sheet, token) => Math.exp(sheet.value("logprob", token)), (x) => unlikely(1 - x), (x) => 1 - x, ["95%", "75%", "37%", "10%", "1%", "0.1%"], "least likely", "at most"),
   measure("entropy", "Entropy", "of the trainer's distribution, in nats", "entropy", column("entropy"), figures, same, ["0.1", "0.4", "0.8", "1.4", "2.2", "3.2"], "most uncertain", "at least"),
   measure("top_entropy", "Entropy, at least", "of the engine's most likely tokens, all others taken as one, in nats; the whole entropy is at least as large", "top_logprobs", topEntropy, figures, same, ["0.1", "0.4", "0.8", "1.4", "2.2", "3.2"], "most uncertain", "at least"),
-  measure("advantage", "Advantage", "as the loss saw it", "advantage", column("advantage"), around([0, 0.5, 1.5]), Math.abs, ["−1.5", "−0.5", "0", "0", "0.5", "1.5"], "largest", "", "around"),
+  measure("advantage", "Advantage", "as the loss saw it", "advantage", column("advantage"), around([0, 0.5, 1.5]), Math.abs, ["-1.5", "-0.5", "0", "0", "0.5", "1.5"], "largest", "", "around"),
   measure("ratio", "Importance ratio", "trainer over inference probability", "log_ratio", column("ratio"), (x) => around([0, 0.1, 0.5])(Math.log(x)), (x) => Math.abs(Math.log(x)), ["0.61", "0.90", "1", "1", "1.11", "1.65"], "furthest from 1", "", "around"),
-  measure("mismatch_kl", "Mismatch KL", "ratio − log ratio − 1", "mismatch_kl", column("mismatch_kl"), mismatch, same, ["1e-6", "1e-4", "1e-3", "0.01", "0.1", "1"], "largest mismatch", "at least"),
+  measure("mismatch_kl", "Mismatch KL", "ratio - log ratio - 1", "mismatch_kl", column("mismatch_kl"), mismatch, same, ["1e-6", "1e-4", "1e-3", "0.01", "0.1", "1"], "largest mismatch", "at least"),
   {
     key: "version", name: "Weight version", term: "weight version", about: "which weights sampled the token", kind: "kinds", needs: "version", value: column("version"), scale: [], worst: "oldest", from: "",
     badness: (sheet, token) => { const at = sheet.value("version", token); return at < 0 ? Number.NaN : -at; },

@@ -5,6 +5,7 @@ import math
 import msgspec
 import numpy as np
 
+from rolltape.records.wording import number
 from rolltape.view.run.rows import Array
 
 METHOD = (
@@ -23,7 +24,7 @@ class PairedTest(msgspec.Struct, frozen=True):
     a: float | None  # mean over tasks
     b: float | None
     difference: float | None
-    low: float | None  # the 95 % confidence interval of the difference
+    low: float | None  # the 95% confidence interval of the difference
     high: float | None
     p: float | None
     higher: int  # tasks
@@ -45,9 +46,9 @@ class PairedTest(msgspec.Struct, frozen=True):
             "unknown": f"Too little to tell whether the {what} differs",
         }[self.verdict]
         assert self.difference is not None
-        figures = f"{self.difference:+.3g} over {_tasks(self.tasks)}"
+        figures = f"{_signed(self.difference)} over {_tasks(self.tasks)}"
         if self.low is not None and self.high is not None and self.p is not None:
-            figures += f", 95 % interval {self.low:+.3g} to {self.high:+.3g}, p {_p_words(self.p)}"
+            figures += f", 95% interval {_signed(self.low)} to {_signed(self.high)}, p {_p_words(self.p)}"
         rough = " With so few tasks the interval is rough." if self.p is not None and self.tasks < _FEW else ""
         return f"{found}: {figures}.{rough}"
 
@@ -140,6 +141,10 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
         if abs(lower * upper - 1) < 1e-14:
             break
     return scale * total
+
+
+def _signed(difference: float) -> str:
+    return f"{'+' if difference > 0 else ''}{number(difference)}"
 
 
 def _p_words(p: float) -> str:
