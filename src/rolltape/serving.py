@@ -73,8 +73,12 @@ def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
 
 def describe_listen_error(host: str, port: int, error: OSError) -> str:
     """Why an address cannot be listened on, and what to do."""
-    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-    return f"{host}:{port} cannot be listened on: {why}; give another port, or 0 for any"
+    return f"{host}:{port} cannot be listened on: {describe_os_error(error)}; give another port, or 0 for any"
+
+
+def describe_os_error(error: OSError) -> str:
+    """What the system says of an error, such as "Connection refused", without what asyncio adds."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
 def bound_url(listener: socket.socket) -> str:

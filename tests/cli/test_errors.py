@@ -40,6 +40,13 @@ def test_a_missing_run_is_named(cli: Cli, tmp_path: Path, command: list[str]) ->
     assert result.err == f"rolltape: {tmp_path / 'none'}: no run there (run.json is missing)\n"
 
 
+def test_a_folder_of_runs_names_those_in_it(cli: Cli, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        rolltape.open(tmp_path / name).close()
+    told = f"rolltape: {tmp_path}: no run there (run.json is missing); name one of the runs in it: a, b\n"
+    assert (cli("ls", tmp_path).code, cli("ls", tmp_path).err) == (3, told)
+
+
 @pytest.mark.parametrize("command", READING, ids=lambda command: command[0])
 def test_an_empty_run_is_named(cli: Cli, tmp_path: Path, command: list[str]) -> None:
     rolltape.open(tmp_path / "new").close()

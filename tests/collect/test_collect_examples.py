@@ -12,11 +12,10 @@ from rolltape.records.rollout import Status
 
 # What docs/how-to/collect/environments.md says of each file, if more than its name.
 _FLAGS: dict[str, list[str]] = {"game": ["--force-no-thinking"]}
-_NAMES = ["problem", "distill", "rubric", "preference", "message", "game"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.jsonl")))
 def test_an_example_file_is_collected_rewarded_and_traced(name: str, tmp_path: Path, cli: Cli) -> None:
     source, run = EXAMPLES / f"{name}.jsonl", tmp_path / "run"
     tasks = {json.loads(line)["id"] for line in source.read_text().splitlines()}

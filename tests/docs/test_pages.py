@@ -110,5 +110,13 @@ def test_every_exported_column_is_described() -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md", "AGENTS.md"])
+def test_files_that_contributors_are_told_of_exist(page: str) -> None:
+    named = set(re.findall(r"(?:src/rolltape|tests|docs|reference_docs)/[\w/.-]+", (ROOT / page).read_text()))
+    assert [
+        one for one in sorted(named) if not re.search("[A-Z]{4}", one) and not (ROOT / one.rstrip(".")).exists()
+    ] == []
+
+
 def test_the_readme_has_at_most_600_words() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 600

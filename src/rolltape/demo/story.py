@@ -1,4 +1,4 @@
-"""The demo as it is told: what is done, the commands that show it, the page beside it, and what to do next."""
+"""What `rolltape demo` prints: the training, the commands that show the run, the page, and what to do next."""
 
 import shlex
 import shutil

@@ -74,7 +74,7 @@ class RunDirectory:
         try:
             raw = (root / RUN_FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise RunNotFound(f"{root}: no run there ({RUN_FILE} is missing)") from None
+            raise RunNotFound(f"{root}: no run there ({RUN_FILE} is missing){_name_runs(root)}") from None
         except OSError as error:
             raise TapeError(f"{root}: {RUN_FILE} cannot be read: {error}") from error
         return cls(root, checked_about(raw, str(root)))
@@ -205,6 +205,14 @@ def private_opener(path: str | os.PathLike[str], flags: int) -> int:
         return os.open(path, flags, PRIVATE_FILE)
     os.fchmod(descriptor, PRIVATE_FILE)
     return descriptor
+
+
+def _name_runs(folder: Path) -> str:
+    """The runs in a folder that is none itself, for its error; empty: there are none."""
+    runs = sorted(file.parent.name for file in folder.glob(f"*/{RUN_FILE}"))
+    if not runs:
+        return ""
+    return f"; name one of the runs in it: {', '.join(runs[:5])}{', …' if len(runs) > 5 else ''}"
 
 
 def make_private_folder(path: Path, *, parents: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Measure of which distribution an engine's logprobs are: raw, after temperature, or after truncation.
+"""Measures which distribution an engine's logprobs are of: raw, after temperature, or after truncation.
 
 Each place is sampled twice: at temperature 0.5 with top-k 3, and at temperature 1 without truncation, where all kinds
 are equal. The second gives the most likely ids with their raw logprobs. From these follows which logprob the first

@@ -13,6 +13,7 @@ import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.protocol import Generated, Generation, ImplausibleReply
+from rolltape.serving import describe_os_error
 
 _T = TypeVar("_T")
 
@@ -121,7 +122,8 @@ class Connections:
             async with self._session.request(method, self._url + path, data=body) as response:
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineUnreachable(f"{self._name}: no connection ({error}); see that it runs there") from None
+            why = describe_os_error(error.os_error) if isinstance(error, aiohttp.ClientConnectorError) else error
+            raise EngineUnreachable(f"{self._name}: no connection ({why}); see that it runs there") from None
         except aiohttp.ClientResponseError as error:
             raise EngineFault(f"{self._name}: {path} did not answer in HTTP: {_short(error.message)}") from None
         except aiohttp.InvalidURL as error:
