@@ -11,6 +11,7 @@ from rolltape.collect.settings import CollectSettings
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.request import SamplingParams
 from rolltape.integrations import FunctionEngine, LiveGroups
+from rolltape.records.policy import Credit
 from rolltape.tiny import shipped_model
 
 Say = Callable[[str, Generation], str]  # prompt → reply
@@ -38,7 +39,7 @@ def function_engine(say: Say, **options: Any) -> FunctionEngine:
     return FunctionEngine(sample, model="said", logprob_kind="raw", **options)
 
 
-def job(run: Path, engine: FunctionEngine, **settings: Any) -> LiveGroups:
+def job(run: Path, engine: FunctionEngine, *, credit: Credit | None = None, **settings: Any) -> LiveGroups:
     """A job that collects groups of two."""
     given: dict[str, Any] = {
         "source": "sums",
@@ -48,4 +49,4 @@ def job(run: Path, engine: FunctionEngine, **settings: Any) -> LiveGroups:
         "sampling": SamplingParams(temperature=1.0, max_tokens=32),
         **settings,
     }
-    return LiveGroups(run, collect=CollectSettings(**given), engine=engine, version="0")
+    return LiveGroups(run, collect=CollectSettings(**given), engine=engine, version="0", credit=credit)

@@ -43,14 +43,14 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(shipped_model())
 
 
-def live_groups(run: Path, model: Any) -> LiveGroups:
+def live_groups(run: Path, model: Any, credit: rolltape.Credit = NORMALIZED) -> LiveGroups:
     settings = CollectSettings(
         source="talks",
         model=str(shipped_model()),
         thinking=True,
         sampling=SamplingParams(temperature=TEMPERATURE, max_tokens=64),
     )
-    return LiveGroups(run, collect=settings, engine=TransformersEngine(model), credit=NORMALIZED)
+    return LiveGroups(run, collect=settings, engine=TransformersEngine(model), credit=credit)
 
 
 def arguments(folder: Path, **given: Any) -> GRPOConfig:

@@ -13,6 +13,7 @@ from framework_samples import CLOSE, causal_model, recorded_group
 from live_jobs import SUMS, function_engine, job
 from rank_jobs import fail, train
 from rolltape.integrations.torch import SampleBatch, SampleLoader, batches, pack, pad
+from rolltape.records.policy import Advantage
 from rolltape.records.rollout import EventKind
 
 
@@ -69,6 +70,15 @@ def test_a_loader_leaves_out_what_nothing_is_learned_from(tmp_path: Path) -> Non
         (other,) = SampleLoader(live, lambda step: SUMS[1:2], steps=1, max_tokens=256, every_sample=True)
     assert (step.batches, step.rollouts, step.rewards) == ([], 0, [1.0, 1.0])
     assert (len(other.batches), other.rollouts, other.rewards) == (1, 2, [0.0, 0.0])
+
+
+def test_a_loader_gives_samples_that_the_trainer_computes_advantages_for(tmp_path: Path) -> None:
+    credit = rolltape.Credit(advantage=Advantage.NONE)
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2"), credit=credit) as live:
+        (step,) = SampleLoader(live, lambda step: SUMS[:1], steps=1, max_tokens=256)
+    (batch,) = step.batches
+    assert (len(batch.samples), step.rollouts) == (2, 2)
+    assert batch.advantages_b.isnan().all()  # which no loss can take for "nothing is to be learned"
 
 
 def run_ranks(target: Callable[[int, str, int], None], folder: Path) -> None:

@@ -12,9 +12,11 @@ from trl import GRPOTrainer
 
 import rolltape
 from importing import imported
+from rolltape.errors import GroupsError
 from rolltape.importers import guess
 from rolltape.integrations import LiveGroups
 from rolltape.integrations.trl import SampleGRPOTrainer, TrlRollouts
+from rolltape.records.policy import Advantage
 from rolltape.records.rollout import EventKind, Status
 from trl_jobs import arguments, live_groups, load_model, sample_row, samples_of_step, talks, tokenizer, trained_rows
 
@@ -218,3 +220,18 @@ def test_an_evaluation_that_comes_again_is_read_from_the_tape_and_ends_no_traini
     run = rolltape.read(tmp_path / "run")
     assert {row.head.split for row in run.index()} == {"eval"}
     assert [event.data["state"] for event in run.events() if event.kind == EventKind.GROUP] == ["given", "given"]
+
+
+def test_a_training_by_our_advantages_is_refused_where_there_are_none(tmp_path: Path) -> None:
+    model = load_model()
+    with live_groups(tmp_path / "run", model, rolltape.Credit(advantage=Advantage.NONE)) as live:
+        rollouts = TrlRollouts(live, talks(1))
+        trainer = SampleGRPOTrainer(
+            model,
+            rollouts=rollouts,
+            args=arguments(tmp_path / "out", num_generations=2, per_device_train_batch_size=2, max_steps=1),
+            train_dataset=rollouts.dataset,
+            processing_class=tokenizer(),
+        )
+        with pytest.raises(GroupsError, match="no advantage, but SampleGRPOTrainer trains by those of LiveGroups"):
+            trainer.train()

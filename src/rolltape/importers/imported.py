@@ -1,6 +1,7 @@
 """What a user says of a source, and what an importer makes of its rollouts before they are recorded."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,6 +82,18 @@ def or_broken(where: str, make: Callable[[], T]) -> T | BrokenEntry:
         return BrokenEntry(where, f"it lacks {error}")
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
         return BrokenEntry(where, f"a value of it is not what belongs there: {error}")
+
+
+def each_rollout(
+    entries: Iterable[tuple[str, dict[str, Any]] | BrokenEntry], make: Callable[[dict[str, Any], str], ImportedRollout]
+) -> Found:
+    """The rollout that `make` makes of each entry and its place, or what is wrong with the entry."""
+    for entry in entries:
+        if isinstance(entry, BrokenEntry):
+            yield entry
+        else:
+            where, row = entry
+            yield or_broken(where, partial(make, row, where))
 
 
 def conversation_turns(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[list[dict[str, Any]], list[Any]]:

@@ -16,7 +16,7 @@ from rolltape.importers.imported import (
     ImportedSession,
     ImportOptions,
     conversation_turns,
-    or_broken,
+    each_rollout,
 )
 
 ABSENT_FROM_TEXT = ("token ids", "logprobs", "weight versions")
@@ -34,12 +34,7 @@ class TextDump(msgspec.Struct, frozen=True):
 
 def dump_rollouts(path: Path, suffix: str, dump: TextDump, options: ImportOptions) -> Found:
     """One rollout per row; rows with the same prompt at the same step are attempts at one task."""
-    for entry in of_each_file(path, suffix, read=_rows):
-        if isinstance(entry, BrokenEntry):
-            yield entry
-        else:
-            where, row = entry
-            yield or_broken(where, partial(_rollout, row, where, dump, options))
+    return each_rollout(of_each_file(path, suffix, read=_rows), partial(_rollout, dump=dump, options=options))
 
 
 def _rollout(row: Mapping[str, Any], where: str, dump: TextDump, options: ImportOptions) -> ImportedRollout:

@@ -1,5 +1,6 @@
 """Samples for a training loop in PyTorch: padded or packed batches, step by step, on one rank or on several."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class SampleBatch(NamedTuple):
     sequences_bl: Tensor  # which sample each token is of; -1: padding
     trained_bl: Tensor
     inference_logprobs_bl: Tensor  # NaN where the engine gave none
-    advantages_b: Tensor
+    advantages_b: Tensor  # NaN where the credit has none
     weights_b: Tensor  # of each sample among those of its rollout
 
     @property
@@ -235,7 +236,7 @@ class SampleLoader:
 
     def _make_shares(self, groups: Sequence[Group], ranks: int) -> list[Any]:
         """For each rank its batches, as lists of samples; some have none, so that all ranks have as many."""
-        samples = [one for group in groups for one in group.samples if self._every_sample or one.advantage]
+        samples = [one for group in groups for one in group.samples if self._every_sample or one.advantage != 0]
         chosen = list(_split(samples, self._max_tokens, self._packed))
         chosen += [[] for _ in range(-len(chosen) % ranks)]
         rollouts = len({sample.rollout for sample in samples})
@@ -272,7 +273,7 @@ def _batch(
         sequences_bl=join((np.full(len(sample.ids), at) for at, sample in enumerate(samples)), -1),
         trained_bl=join((sample.trained_mask for sample in samples), False),
         inference_logprobs_bl=join((sample.logprobs for sample in samples), np.nan).float(),
-        advantages_b=torch.tensor([sample.advantage or 0.0 for sample in samples]),
+        advantages_b=torch.tensor([math.nan if one.advantage is None else one.advantage for one in samples]),
         weights_b=torch.tensor([sample.loss_weight for sample in samples]),
     )
 

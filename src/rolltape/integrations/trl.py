@@ -279,7 +279,12 @@ class SampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _scaled_advantage(self, one: Row, rows_per_rollout: float) -> float:
         """A row's advantage, scaled so that a mean over rows is one over rollouts."""
-        advantage = one["advantage"] or 0.0
+        advantage = one["advantage"]
+        if advantage is None:
+            raise GroupsError(
+                f"sample {one['sample']}: no advantage, but SampleGRPOTrainer trains by those of LiveGroups; give it a "
+                "credit that has them, such as rolltape.Credit()"
+            )
         if self.loss_type in _ROW_MEANS:
             return float(advantage * one["loss_weight"] * rows_per_rollout)
         return float(advantage * rows_per_rollout if self.loss_type in _ROW_SUMS else advantage)

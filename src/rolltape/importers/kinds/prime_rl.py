@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object, json_lines
+from rolltape.importers.files import first_object, json_lines, of_each_file
 from rolltape.importers.imported import (
     BrokenEntry,
     Found,
     ImportedRollout,
     ImportedSession,
     ImportOptions,
-    or_broken,
+    each_rollout,
     token_turns,
 )
 from rolltape.importers.kinds import verifiers
@@ -36,13 +36,8 @@ def recognize(path: Path) -> str | None:
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per sequence. With traces, one that a trace holds gets the trace's messages, task, and reward."""
     traces = {} if options.traces is None else _sequences_of(Path(options.traces), options)
-    for file in files_of(path, ".jsonl"):
-        for entry in json_lines(file):
-            if isinstance(entry, BrokenEntry):
-                yield entry
-                continue
-            where, row = entry
-            yield or_broken(where, partial(_rollout, row, where, traces, options))
+    rows = of_each_file(path, ".jsonl", read=json_lines)
+    yield from each_rollout(rows, partial(_rollout, traces=traces, options=options))
 
 
 def _rollout(

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import first_file, first_object, json_lines, of_each_file
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
+from rolltape.importers.imported import Found, ImportedRollout, ImportedSession, ImportOptions, each_rollout, or_broken
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 _LISTS = ("prompt_tokens", "sampled_tokens", "logprobs")
@@ -37,12 +37,7 @@ def _file_rollouts(file: Path, options: ImportOptions) -> Found:
     if file.suffix in _DATABASES:
         yield from _captured(file, options)
         return
-    for entry in json_lines(file):
-        if isinstance(entry, BrokenEntry):
-            yield entry
-        else:
-            where, row = entry
-            yield or_broken(where, partial(_summary, row, where, options))
+    yield from each_rollout(json_lines(file), partial(_summary, options=options))
 
 
 def _summary(row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:

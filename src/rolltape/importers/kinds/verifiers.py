@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ImportFileError
-from rolltape.importers.files import files_of, first_object, json_lines
+from rolltape.importers.files import first_object, json_lines, of_each_file
 from rolltape.importers.imported import (
-    BrokenEntry,
     Found,
     ImportedRollout,
     ImportedSession,
     ImportOptions,
     conversation_turns,
-    or_broken,
+    each_rollout,
 )
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages, number
 from rolltape.records.rollout import StopReason
@@ -42,14 +41,11 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per episode, trace, or row; an episode's traces are its sessions."""
-    for file in files_of(path, ".jsonl"):
-        for entry in json_lines(file):
-            if isinstance(entry, BrokenEntry):
-                yield entry
-                continue
-            where, row = entry
-            make = _episode if "traces" in row or "nodes" in row else _result
-            yield or_broken(where, partial(make, row, where, options))
+    return each_rollout(of_each_file(path, ".jsonl", read=json_lines), partial(_rollout, options=options))
+
+
+def _rollout(row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:
+    return (_episode if "traces" in row or "nodes" in row else _result)(row, where, options)
 
 
 def _episode(row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:
