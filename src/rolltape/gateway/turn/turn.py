@@ -329,7 +329,7 @@ class Turns:
         if not self._prompts.streams:
             return None
         prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
-        return self._prompts.splitter(prompt, turn.thinking, turn.request.all_tools, turn.sampling.stop or ())
+        return self._prompts.splitter(prompt, turn.thinking, turn.sampling.stop or ())
 
     @property
     def buffered(self) -> str | None:
