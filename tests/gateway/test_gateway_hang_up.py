@@ -238,6 +238,31 @@ async def test_a_reply_that_ended_while_its_client_hung_up_trains_up_to_what_cam
     assert made(it).ledger.by_turn()[cut.id] == fates
 
 
+async def test_a_part_that_comes_back_before_its_turn_is_recorded_trains(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is all that was sampled, white space aside. The next turn waits for this one, and so begins after its end."""
+    recording, may_record = hold_recording(monkeypatch)
+    engine = allowing(["one\n\ntwo", "eight"], unusual=False)
+    async with rig(run, engine, thinking_retention="all") as it:
+        opened = await it.open()
+        async with streaming(it, opened, Api.CHAT, "count") as live:
+            allow(engine, 1)
+            await eventually(lambda: live.said.text == "one")
+        await recording.wait()
+        asking = it.asking(opened, [user("count"), *assistant(Api.CHAT, "one"), user("go on")])
+        (session,) = it.gateway.service.sessions
+        await eventually(lambda: session.in_flight == 2)
+        allow(engine)
+        may_record.set()
+        assert (await asking).status == 200
+        await it.finish(opened, reward=1.0)
+    cut, later = it.turns()
+    assert (cut.facts.finish, later.facts.extra["prompt"]) == (Finish.ABORT, "bridged")
+    assert made(it).forks == []
+    assert made(it).ledger.totals() == {Fate.TRAINED: len(cut.sampled_ids) + len(later.sampled_ids)}
+
+
 async def test_what_claude_code_sends_after_an_interruption_trains_no_more_than_it_saw(run: Path) -> None:
     """As 2.1.197 does: blocks as far as they came, a signature with the turn's id, and a mark before the message."""
     engine = allowing([f"<think>\nLet me see.\n</think>\n\n{LONG}", "eight"])

@@ -17,7 +17,7 @@ import pytest
 import rolltape
 from gateways import PATHS, Api, body_of, eventually, scripted, streamed_text_of, text_of, user
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.server.adding_up import add_metrics
+from rolltape.gateway.server.admin import add_metrics
 from rolltape.records.rollout import EventKind, Status
 from rolltape.records.turn import Delivery
 from scripted_engine import Asked, Json, ScriptedEngine, Step

@@ -40,7 +40,7 @@ def shown(
     prompts: ChatPrompts, chunks: Sequence[Ids], thinking: bool | None = None, stops: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
     """The thinking and the text that are shown after each chunk."""
-    splitter = prompts.splitter(prompt_of(prompts, thinking), thinking, [LOOK], stops)
+    splitter = prompts.splitter(prompt_of(prompts, thinking), thinking, stops)
     assert splitter is not None
     steps = []
     for chunk in chunks:
@@ -285,7 +285,7 @@ def test_each_family_finds_thinking_text_and_call_as_its_renderer_does(
     live: ChatPrompts, thinking: bool | None
 ) -> None:
     marks, prompt, call = REPLY_MARKS[live._choice.name], prompt_of(live, thinking), own_call(live)
-    begun = live.splitter(prompt, thinking, [LOOK], [])
+    begun = live.splitter(prompt, thinking, [])
     assert begun is not None
     begun.add(ids_of(live, "x", stopped=False).tolist())
     thought = "" if marks.json_call else f"{'' if begun.reasoning else marks.think_start}\nhm\n{marks.think_end}\n"
@@ -339,4 +339,4 @@ def test_a_model_whose_marks_are_not_known_has_no_splitter(tiny: ChatPrompts) ->
     assert tiny.streams
     whole = ChatPrompts(TINY, renderer="default")
     assert not whole.streams
-    assert whole.splitter(prompt_of(whole), None, [LOOK], []) is None
+    assert whole.splitter(prompt_of(whole), None, []) is None

@@ -363,6 +363,15 @@ def test_what_a_document_of_text_has_beside_it_is_named_and_its_cache_mark_is_le
     )
 
 
+def test_search_results_are_read_where_they_stand() -> None:
+    said = {"title": "A page", "source": "https://a.example", "content": [text("One."), text(" Two.")]}
+    found = {"type": "search_result", "citations": {"enabled": True}, **said}
+    ask = read(messages=[{"role": "user", "content": [found | MARK, result([found])]}])
+    part = text("A page\nhttps://a.example\nOne. Two.", media=found)
+    assert [message["content"] for message in ask.messages] == [[part], [part]]
+    assert (ask.media, ask.ignored_params) == ((), ("messages: citations of search results are not given",))
+
+
 @pytest.mark.parametrize("media_type", ["x" * 5000, {"a": [1, 2]}, 5])
 def test_a_placeholder_is_short_whatever_a_medium_says_of_itself(media_type: object) -> None:
     image = {

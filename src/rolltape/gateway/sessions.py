@@ -223,17 +223,21 @@ class OpenSession:
         if not self._in_flight:
             self._idle.set()
 
-    async def settle_left(self, request: ChatRequest) -> None:
-        """Wait for turns that all clients have left, and that a request may have a part of: they end soon."""
+    async def settle_left(self, request: ChatRequest) -> bool:
+        """Wait for turns that all clients have left, and that a request may have a part of: they end soon.
+
+        Whether there was one.
+        """
         keys = request.message_keys
         left = [
             turn
             for turn in self._in_flight
             if turn.reply.gone and not turn.done and len(turn.request.message_keys) < len(keys)
         ]
-        for turn in left:
-            if turn.request.message_keys == keys[: len(turn.request.message_keys)]:
-                await turn.settled()
+        before = [turn for turn in left if turn.request.message_keys == keys[: len(turn.request.message_keys)]]
+        for turn in before:
+            await turn.settled()
+        return bool(before)
 
     def note_failure(self, error: Exception) -> None:
         """Note why a turn has no reply: the engine or the gateway is to blame, or what the agent asked for."""

@@ -201,18 +201,16 @@ class ChatPrompts:
             response = renderer.parse_response(sampled, tools=tools or None, prompt_ids=prompt_end.tolist())
         except (ValueError, RecursionError):
             response = None  # Python's JSON reader gives up on numbers of many digits and on deep nesting
-        splitter = self.splitter(held_prompt, thinking, tools, [stop_string] if stop_string else [])
+        splitter = self.splitter(held_prompt, thinking, [stop_string] if stop_string else [])
         if splitter is not None:
             return splitter.parse(sampled, response, calls_as_text=calls_as_text)
         stops = renderer.get_stop_token_ids()
         return parse_by_renderer(self._tokenizer, sampled, stops, response, stop_string, calls_as_text)
 
-    def splitter(
-        self, prompt: TokenChain, thinking: bool | None, tools: Tools, stop_strings: Sequence[str]
-    ) -> ReplySplitter | None:
+    def splitter(self, prompt: TokenChain, thinking: bool | None, stop_strings: Sequence[str]) -> ReplySplitter | None:
         """A splitter for the reply to that prompt; None: replies of this model can be read only when they are whole.
 
-        `stop_strings` are all that may end the reply. `tools` do not matter to any family that has a splitter today.
+        `stop_strings` are all that may end the reply.
         """
         if self._split_rules is None:
             return None

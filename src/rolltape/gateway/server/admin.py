@@ -1,6 +1,7 @@
 """The HTTP API of whoever runs the agents: open, inspect, finish and drop sessions; weights; metrics."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -13,7 +14,6 @@ from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.peers import Siblings
-from rolltape.gateway.server.adding_up import add_metrics, add_status
 from rolltape.gateway.server.forwarding import BODY, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.limits import read_body
@@ -24,7 +24,11 @@ from rolltape.gateway.wire import base_urls, named_urls
 T = TypeVar("T")
 
 SCHEMA = 1  # of these bodies; a change that breaks a reader raises it
-
+# How the figures of several workers are added up.
+_SUMMED = ("sessions", "in_flight")
+_TALLIES = ("counts", "unbridged", "ignored_params")
+_PER_SECOND = ("turns_per_s", "sampled_tokens_per_s")
+_SAME = ("rolltape_paused", "rolltape_engines_up")  # each worker says the same
 
 _Words = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -187,7 +191,7 @@ class Admin:
         self._guard.admit_admin(request)
         others = [msgspec.json.decode(answer) for answer in await self._others(request)]
         own = {"schema": SCHEMA, **self._service.status()}
-        return _json(add_status([own, *others]) if others else own)
+        return _json(_add_status([own, *others]) if others else own)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
@@ -243,3 +247,38 @@ def finished_json(done: Finished) -> bytes:
 
 def _json(value: dict[str, Any]) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _add_status(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The status of all workers together; latencies are those of the slowest."""
+    whole = dict(parts[0])
+    for name in _SUMMED:
+        whole[name] = sum(part[name] for part in parts)
+    for name in _TALLIES:
+        whole[name] = dict(sum((Counter(part[name]) for part in parts), Counter()))
+    whole["rates"] = {
+        name: (sum if name in _PER_SECOND else max)(part["rates"][name] for part in parts) for name in whole["rates"]
+    }
+    whole["forks_per_session"] = whole["counts"].get("forks", 0) / max(whole["counts"].get("sessions", 0), 1)
+    by_engine = zip(*(part["engines"] for part in parts), strict=True)
+    whole["engines"] = [
+        {**same[0], "up": any(one["up"] for one in same), "sessions": sum(one["sessions"] for one in same)}
+        for same in by_engine
+    ]
+    whole["workers"] = len(parts)
+    return whole
+
+
+def add_metrics(parts: Sequence[bytes]) -> bytes:
+    """The metrics of all workers together, in the order of the first; times of creation are the latest."""
+    lines: dict[str, float | None] = {}  # by what comes before the value; None: a comment
+    for part in parts:
+        for line in part.decode().splitlines():
+            if line.startswith("#"):
+                lines.setdefault(line)
+                continue
+            name, _, value = line.rpartition(" ")
+            is_same = name.startswith(_SAME) or "_created" in name.partition("{")[0]
+            before = lines.get(name) or 0.0
+            lines[name] = max(before, float(value)) if is_same else before + float(value)
+    return "".join(f"{name}\n" if value is None else f"{name} {value!r}\n" for name, value in lines.items()).encode()

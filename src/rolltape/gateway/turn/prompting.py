@@ -147,7 +147,7 @@ async def _held(
     if place.cut_from is None:
         return _Held(turn, turn.prompt_tokens, turn.sampled_ids)
     prompt, stops = place.cut_from.prompt_tokens, turn.facts.sampling.get("stop") or ()
-    splitter = prompts.splitter(prompt, thinking, None, stops)
+    splitter = prompts.splitter(prompt, thinking, stops)
     if splitter is None:
         return None
     sampled = turn.tokens.slice(len(prompt))

@@ -172,7 +172,8 @@ class Turns:
         session = turn.session
         turn.thinking = self._thinking(session, turn.request)
         turn.request, withheld = turn.request.with_tools(session.spec.allows)
-        await session.settle_left(turn.request)
+        if await session.settle_left(turn.request):
+            turn.received_at = time.time()  # what it may go on from has ended before it begins
         turn.place = await self._place(session, turn.request, turn.thinking)
         given = turn.request.prompt
         if given is not None and not self._pool.token_faithful:
@@ -328,7 +329,7 @@ class Turns:
         if not self._prompts.streams:
             return None
         prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
-        return self._prompts.splitter(prompt, turn.thinking, turn.request.all_tools, turn.sampling.stop or ())
+        return self._prompts.splitter(prompt, turn.thinking, turn.sampling.stop or ())
 
     @property
     def buffered(self) -> str | None:

@@ -293,6 +293,8 @@ def _text_part(block: Fields) -> dict[str, Any]:
             return {key: value for key, value in block.value.items() if value is not None and key != "cache_control"}
         case "document":
             return _document(block)
+        case "search_result":
+            return _search_result(block)
         case "image":
             return media_part(block, "image")
         case "tool_reference":
@@ -300,11 +302,16 @@ def _text_part(block: Fields) -> dict[str, Any]:
     return block.refuse("type", "blocks of this type are not supported here")
 
 
+def _search_result(block: Fields) -> dict[str, Any]:
+    """A search result as its text, after its title and where it was found."""
+    _ignore_citations(block, "search results")
+    lines = (block.text("title"), block.text("source"), content_text(_texts(block, "content")))
+    return {"type": "text", "text": "\n".join(line for line in lines if line), "media": kept_medium(block)}
+
+
 def _document(block: Fields) -> dict[str, Any]:
     """A document that is text as that text, any other as a placeholder."""
-    citations = block.maybe_object("citations")
-    if citations is not None and citations.maybe_flag("enabled"):
-        block.ignore("messages: citations of documents are not given")
+    _ignore_citations(block, "documents")
     source = block.object("source")
     match source.get("type"):
         case "text":
@@ -316,3 +323,9 @@ def _document(block: Fields) -> dict[str, Any]:
     if block.maybe_text("title") or block.maybe_text("context"):
         block.ignore("messages: the title and the context of a document are not shown to the model")
     return {"type": "text", "text": text, "media": kept_medium(block)}
+
+
+def _ignore_citations(block: Fields, kinds: str) -> None:
+    citations = block.maybe_object("citations")
+    if citations is not None and citations.maybe_flag("enabled"):
+        block.ignore(f"messages: citations of {kinds} are not given")

@@ -1,1 +1,0 @@
-"""vLLM's `/inference/v1/generate`: token ids in, token ids and logprobs out."""
