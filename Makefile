@@ -8,8 +8,8 @@
 # docs            build the documentation into site/
 # page            build the web page from viewer/ into the package
 # release-check   build wheel and sdist into dist/ and check them; write the SBOM and the licenses of dependencies
-# test-pythons    the fast tests on each Python from 3.11 to 3.13 that is found: make test-pythons PYTHONS="3.13"
-# test-lowest     the fast tests with the lowest versions of dependencies
+# test-pythons    fast tests on each Python from 3.11 to 3.13 that is found: make test-pythons PYTHONS="3.13"
+# test-lowest     the same tests with the lowest versions of dependencies
 # lock            write the installed versions to constraints-dev.txt
 # bench           run the benchmarks and write benchmarks/RESULTS.md: make bench BENCH="view --rollouts 2000"
 # check-engines   the shipped model in real vLLM and SGLang, where they are installed
