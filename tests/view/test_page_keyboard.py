@@ -112,4 +112,4 @@ def test_keys_typed_into_a_field_are_text(page: Page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("tu?")
     assert page.url.endswith("/exp")
-    expect(page.get_by_label("Search the messages of this run")).to_have_value("tu?")
+    expect(page.get_by_label("Search the messages and notes of this run")).to_have_value("tu?")

@@ -95,6 +95,13 @@ def annotations_by_hand(connection: sqlite3.Connection) -> dict[Key, Annotations
     }
 
 
+def note_texts(connection: sqlite3.Connection) -> dict[int, list[str]]:
+    """The texts of the notes on each rollout that has some, by its number."""
+    texts = {key: [note.text for note in held.notes] for key, held in annotations_by_hand(connection).items()}
+    question = "SELECT number FROM rollouts WHERE id = ? AND try_index = ?"
+    return {connection.execute(question, key).fetchone()[0]: notes for key, notes in texts.items() if notes}
+
+
 def is_recorded(connection: sqlite3.Connection) -> bool:
     """Whether a process lives that records. One that has only added tags and notes so far does not."""
     marks = ", ".join("?" * len(ANNOTATION_KINDS))
