@@ -130,3 +130,4 @@ def test_nothing_is_cut_off_and_each_term_is_explained(page: Page, places: dict[
             if kept is not None:
                 page.screenshot(path=Path(kept) / f"{view}-{width}-{theme}.png", full_page=True)
     assert page.evaluate(_UNEXPLAINED, TERMS) == []
+    assert "– to –" not in page.locator("main").inner_text()  # a range of nothing
