@@ -84,7 +84,7 @@ def annotation_events(connection: sqlite3.Connection, key: Key) -> list[Event]:
 def annotations_by_hand(
     connection: sqlite3.Connection, kinds: Sequence[str] = (EventKind.NOTE, EventKind.RETAG)
 ) -> dict[Key, Annotations]:
-    """The tags and notes of each rollout that has an event of these kinds: a note, or tags that were added or removed."""
+    """The tags and notes of each rollout that has events of these kinds: notes, or tags added and removed by hand."""
     keys = connection.execute(
         "SELECT DISTINCT e.rollout, e.try_index, head_tags FROM events e JOIN rollouts r "
         f"ON r.id = e.rollout AND r.try_index = e.try_index WHERE e.kind IN ({', '.join('?' * len(kinds))})",
