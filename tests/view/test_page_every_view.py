@@ -17,7 +17,7 @@ from browser import browser_page
 from coding_agents import record_coding_agents
 from compared_runs import record_compared
 from stepped_runs import record_stepped
-from taped import record_run
+from taped import first_turn, record_run
 from viewed import VIEWER, ask, page_over, serious_findings
 
 WIDTHS = (390, 1024, 1440)
@@ -130,3 +130,19 @@ def test_nothing_is_cut_off_and_each_term_is_explained(page: Page, places: dict[
             if kept is not None:
                 page.screenshot(path=Path(kept) / f"{view}-{width}-{theme}.png", full_page=True)
     assert page.evaluate(_UNEXPLAINED, TERMS) == []
+    assert "– to –" not in page.locator("main").inner_text()  # a range of nothing
+
+
+def test_the_head_of_a_column_stays_in_it_however_long_the_name_of_a_term_is(page: Page, tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "long", name="long") as tape, tape.rollout(task_id="task") as rollout:
+        first_turn(rollout.session())
+        rollout.finish(reward=1.0, reward_terms={"a_judge_with_a_rather_long_name": 0.5, "length_penalty_2": -0.5})
+    page.set_viewport_size({"width": 1440, "height": 900})
+    with page_over(tmp_path / "long") as address:
+        page.goto(f"{address}/long/rollouts")
+        heads = page.get_by_role("columnheader").get_by_role("button")
+        expect(heads.nth(1)).to_contain_text("a_judge_with")
+        edges = heads.evaluate_all(
+            "all => all.map((one) => [one, one.parentElement].map((e) => e.getBoundingClientRect().right))"
+        )
+        assert [own <= cell for own, cell in edges] == [True] * len(edges)

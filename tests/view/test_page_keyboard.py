@@ -103,7 +103,7 @@ def test_a_link_to_a_turn_or_a_token_opens_there(page: Page, address: str) -> No
 def test_help_lists_the_keys_of_the_view(page: Page) -> None:
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog")
-    assert "search the messages of this run" in dialog.inner_text()
+    assert "search the messages and notes of this run" in dialog.inner_text()
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
 
@@ -112,4 +112,4 @@ def test_keys_typed_into_a_field_are_text(page: Page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("tu?")
     assert page.url.endswith("/exp")
-    expect(page.get_by_label("Search the messages of this run")).to_have_value("tu?")
+    expect(page.get_by_label("Search the messages and notes of this run")).to_have_value("tu?")

@@ -10,9 +10,10 @@ from playwright.sync_api import Page, expect
 
 import rolltape
 from browser import browser_page
+from rolltape.cli import run as rolltape_command
 from rolltape.view.static import StaticPages
 from taped import first_turn, next_turn
-from viewed import serious_findings, serving
+from viewed import page_over, serious_findings, serving
 
 HOSTILE = "<img src=x onerror=alert(1)> </textarea><script>alert(1)</script>"
 
@@ -175,3 +176,13 @@ def test_a_shared_rollout_opens_for_who_has_no_key_and_leads_nowhere_else(run: P
             answer = guest.goto(f"{there.address}exp/rollout/{kept}")
             assert answer is not None
             assert answer.status == 401
+
+
+def test_a_search_shows_the_line_of_a_note_as_text(run: Path, page: Page) -> None:
+    rollout = rolltape.read(run).index()[2].id
+    assert rolltape_command(["note", str(run), rollout, f"odd\n{HOSTILE}\nend"]) == 0
+    with page_over(run) as address:
+        page.goto(f"{address}/exp/rollouts?q=onerror")
+        expect(page.locator(".row")).to_have_count(1)
+        expect(page.locator(".row .line")).to_have_text(f"note {HOSTILE}")
+        expect(page.locator(".row mark")).to_have_text("onerror")

@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 import rolltape
 from browser import browser_page
+from compared_runs import record_compared
 from rolltape.cli import run as rolltape_command
 from rolltape.demo import record_scripted
 
@@ -113,3 +114,28 @@ def test_an_exported_page_says_how_many_keys_were_masked(page: Page, tmp_path: P
     page.goto(written.as_uri())
     expect(page.locator(".notice")).to_contain_text("masked when this page was exported")
     assert "Ab3dE5fG7h" not in page.content()
+
+
+def test_two_runs_are_compared_in_a_page_of_their_own(page: Page, tmp_path: Path) -> None:
+    base, tuned = record_compared(tmp_path)
+    assert rolltape_command(["view", "--static", str(tmp_path / "out"), str(base), str(tuned)]) == 0
+    page.goto((tmp_path / "out" / "compare.html").as_uri())
+    result = page.get_by_role("region", name="Result")
+    expect(result).to_contain_text(
+        "B has the higher mean reward: +0.3958 over 12 tasks, 95% interval +0.1875 to +0.6041"
+    )
+    expect(page.get_by_role("region", name="Side A")).to_contain_text("base")
+    rows = page.locator("tbody tr:has(td.task)")
+    expect(rows).to_have_count(15)
+    expect(rows.first).to_contain_text("learned")
+    page.get_by_label("direction", exact=True).select_option("lower")
+    expect(rows.locator(".task")).to_have_text(["lost"])
+    page.get_by_label("direction", exact=True).select_option("")
+    page.get_by_role("columnheader", name="Difference").get_by_role("button").click()
+    expect(rows.first).to_contain_text("learned")
+    page.get_by_role("columnheader", name="Difference").get_by_role("button").click()
+    expect(rows.first).to_contain_text("lost")
+    page.get_by_role("button", name="sampled tokens").click()
+    expect(result).to_contain_text("+2")
+    page.get_by_role("link", name="Rolltape").click()
+    expect(result).to_contain_text("+0.3958")

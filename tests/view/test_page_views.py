@@ -166,7 +166,7 @@ def test_tokens_say_everything_that_is_known_of_them(page: Page, address: str, f
     inspector = page.locator(".inspector").inner_text()
     for word in ("logprob", "probability", "version", "fate", "trained", "from", "reply, message 2"):
         assert word in inspector
-    assert "No trainer has exported a record of these tokens" in page.locator("aside").inner_text()
+    assert "No trainer has exported a token record of this" in page.locator("aside").inner_text()
 
 
 def test_the_worst_token_is_one_key_away_and_leads_to_its_turn(page: Page, address: str, forked: str) -> None:

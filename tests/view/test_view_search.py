@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import rolltape
+from rolltape.cli import run as rolltape_command
 from rolltape.tape.index import search
 from taped import assistant, first_turn, next_turn, record_run, user
 from viewing import answers_for, asking
@@ -235,3 +236,24 @@ def test_lines_need_words_and_are_limited(run: Path) -> None:
         for query in ({"q": "*", "rollouts": "x.0"}, {"q": "word", "rollouts": ",".join(["x.0"] * 65)}):
             with pytest.raises(rolltape.RolltapeError, match="at least one word"):
                 answers.lines(query)
+
+
+def test_a_note_is_found_as_it_is_now_also_beside_words_of_messages(run: Path) -> None:
+    second = next(row.id for row in rolltape.read(run).index() if row.head.attempt == 1)
+    assert rolltape_command(["note", str(run), second, "Looks like reward hacking."]) == 0
+    with answers_for(run) as answers:
+
+        def found(asked: str) -> list[int]:
+            return [row["attempt"] for row in answers.table({"q": asked}, answers.search(asked)())["rows"]]
+
+        assert found("hacking") == [1]
+        assert found('"reward hacking" files') == [1]  # a phrase of the note, a word of a message
+        assert found("hacking parser") == []
+        assert found("dates") == [0, 1]
+        line = answers.lines({"q": "hacking", "rollouts": f"{second}.0"})()["lines"][f"{second}.0"]
+        assert line["role"] == "note"
+        assert [part["text"] for part in line["parts"] if part["found"]] == ["hacking"]
+        (note,) = (one.id for one in answers.load_annotations()[second, 0].notes)
+    assert rolltape_command(["note", str(run), second, "--remove", note]) == 0
+    with answers_for(run) as answers:
+        assert answers.table({"q": "hacking"}, answers.search("hacking")())["rows"] == []

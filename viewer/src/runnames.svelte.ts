@@ -18,6 +18,11 @@ export function runName(r: string): string {
   return names[r] ?? staticPage?.name ?? r;
 }
 
+/** A run among others, some of which may have its name. */
+export function runLabel(run: RunRow): string {
+  return run.name === run.r ? run.name : `${run.name} (${run.r})`;
+}
+
 export function rememberNames(runs: RunRow[]): void {
   for (const run of runs) names[run.r] = run.name;
 }

@@ -7,6 +7,7 @@ interface Block {
 
 export interface StaticPage {
   start: string;
+  home?: string; // where the name in the corner leads; the list of runs where this is absent
   files: Record<string, string>; // first path of a file → the file
   masked?: number;
   name?: string;

@@ -1,9 +1,12 @@
 /** The address of a comparison: which sides, which measure, which tasks. */
 
 import type { Num } from "../api/answers";
+import { json } from "../api/client";
+import { isStatic } from "../api/embedded";
 import { float, number } from "../format";
+import { sorted } from "../tasks/query";
 import { plain } from "../words";
-import type { Letter } from "./answers";
+import type { ComparedTask, ComparisonAnswer, Letter } from "./answers";
 
 const SIDE = ["step", "version", "model", "agent", "environment", "source", "tag"] as const;
 const NAMES = ["a", ...SIDE.map((name) => `a_${name}`), "b", ...SIDE.map((name) => `b_${name}`), "by", "solved_at", "measure", "which", "name", "sort"];
@@ -16,6 +19,31 @@ export function comparisonQuery(address: URLSearchParams): URLSearchParams {
     if (value) kept.set(name, value);
   }
   return kept;
+}
+
+/** The comparison that a query asks for. An export has each measure of it, and chooses among its tasks by itself. */
+export async function comparisonOf(query: URLSearchParams, limit: number, signal?: AbortSignal): Promise<ComparisonAnswer> {
+  if (!isStatic) return await json<ComparisonAnswer>(`/api/compare?${query}&limit=${limit}`, signal);
+  return chosenTasks(await json<ComparisonAnswer>(`/api/compare?measure=${query.get("measure") ?? "reward"}`), query, limit);
+}
+
+const SORT_BY: Record<string, (row: ComparedTask) => number | string | null> = {
+  task: (row) => row.task, environment: (row) => row.environment, difference: (row) => float(row.difference), a: (row) => float(row.a?.mean), b: (row) => float(row.b?.mean),
+  change: (row) => { const by = float(row.difference); return by === null ? null : Math.abs(by); },
+  attempts: (row) => (row.a?.attempts ?? 0) + (row.b?.attempts ?? 0),
+  solved_a: (row) => (row.a?.attempts ? row.a.solved / row.a.attempts : null), solved_b: (row) => (row.b?.attempts ? row.b.solved / row.b.attempts : null),
+};
+
+function direction(row: ComparedTask): string {
+  const by = float(row.difference);
+  if (row.a === null || row.b === null) return row.a === null ? "only_b" : "only_a";
+  return by === null ? "unrewarded" : Math.abs(by) <= 1e-9 ? "same" : by > 0 ? "higher" : "lower";
+}
+
+function chosenTasks(all: ComparisonAnswer, query: URLSearchParams, limit: number): ComparisonAnswer {
+  const which = query.get("which"), part = query.get("name")?.toLowerCase() ?? "";
+  const rows = all.rows.filter((row) => (which === null || direction(row) === which) && row.task.toLowerCase().includes(part));
+  return { ...all, matched: rows.length, rows: sorted(rows, SORT_BY, query.get("sort") ?? "-change").slice(0, limit) };
 }
 
 /** The same with another run on one side, all of it. */

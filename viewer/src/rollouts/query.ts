@@ -18,7 +18,7 @@ export const FILTER_WORDS: Record<Filter, string> = {
   agent: "agent", model: "model", tag: "tag", step: "step", group: "group", cause: "fork by", min_reward: "reward ≥", max_reward: "reward ≤",
   min_tokens: "tokens ≥", max_tokens: "tokens ≤", min_turns: "turns ≥", max_turns: "turns ≤", min_tool_errors: "tool errors ≥",
   max_tool_errors: "tool errors ≤", min_forks: "forks ≥", rewarded: "reward above 0", truncated: "truncated", short: "very short",
-  edited_tests: "edited tests", far: "reward far from its group", filtered: "filtered out of training", noted: "noted", bookmarked: "bookmarked", q: "messages match",
+  edited_tests: "edited tests", far: "reward far from its group", filtered: "filtered out of training", noted: "noted", bookmarked: "bookmarked", q: "messages or notes match",
 };
 // The rows of an export do not say these.
 const SERVED_ONLY: readonly string[] = ["cause", "short", "truncated", "edited_tests", "far"] satisfies Filter[];

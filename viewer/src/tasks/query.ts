@@ -52,13 +52,16 @@ export function solvedBy(row: TaskRow): "none" | "some" | "all" | "unrewarded" {
 function chosenTasks(all: TasksAnswer, query: URLSearchParams, limit: number): TasksAnswer {
   const which = query.get("solved_by"), part = query.get("name")?.toLowerCase() ?? "";
   const rows = all.rows.filter((row) => (which === null || solvedBy(row) === which) && (row.task ?? row.group ?? "").toLowerCase().includes(part));
-  const sort = query.get("sort") ?? "mean";
-  const by = SORT_BY[sort.replace(/^-/, "")] ?? (() => null);
+  return { ...all, matched: rows.length, rows: sorted(rows, SORT_BY, query.get("sort") ?? "mean").slice(0, limit) };
+}
+
+/** Rows in the order that is asked for, as the server has them: those without a value last, equals with more attempts first. */
+export function sorted<T>(rows: T[], keys: Record<string, (row: T) => number | string | null>, sort: string): T[] {
+  const by = keys[sort.replace(/^-/, "")] ?? (() => null), attempts = keys["attempts"] ?? (() => 0);
   const sign = sort.startsWith("-") ? -1 : 1;
-  rows.sort((a, b) => {
+  return rows.sort((a, b) => {
     const x = by(a), y = by(b);
-    if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1; // those without come last either way
-    return x < y ? -sign : x > y ? sign : b.attempts - a.attempts;
+    if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1;
+    return x < y ? -sign : x > y ? sign : Number(attempts(b)) - Number(attempts(a));
   });
-  return { ...all, matched: rows.length, rows: rows.slice(0, limit) };
 }

@@ -40,7 +40,10 @@ def view(
     ] = "7d",
     no_browser: NoBrowserOption = False,
     static: Annotated[
-        Path | None, option("--static FOLDER", "Write the pages of RUN [ROLLOUT...] to files instead.")
+        Path | None,
+        option(
+            "--static FOLDER", "Write the pages of RUN [ROLLOUT...], or the comparison of two RUNs, to files instead."
+        ),
     ] = None,
     keep_secrets: Annotated[
         bool, option("--keep-secrets", "With --static: do not mask texts that look like keys.")
@@ -49,9 +52,11 @@ def view(
     """Show runs in a web page, live or finished.
 
     With --static, the pages are written to files that open without a server: one for RUN and one for each ROLLOUT (all
-    of them if none is named).
+    of them if none is named). With two RUNs, one page that compares them task by task is written.
     """
     if static is not None:
+        if len(given) == 2 and _is_run(given[1]):
+            return _write_comparison(static, given[0], given[1], mask=not keep_secrets)
         return _write(static, given[0], given[1:], mask=not keep_secrets)
     if keep_secrets:
         raise UsageError("--keep-secrets needs --static; a served page masks nothing")
@@ -78,6 +83,11 @@ def view(
     writer = (author or getpass.getuser()) if annotate else None
     serve_view(given, host=host, port=port, key=key, on_ready=ready, base_path=base_path, author=writer)
     return 0
+
+
+def _is_run(given: str) -> bool:
+    """Whether a word names a run and not a rollout."""
+    return "://" in given or Path(given).is_dir()
 
 
 def _parse_lifetime(given: str) -> int:
@@ -107,6 +117,20 @@ def _find_shared(runs: list[str], wanted: list[str]) -> list[tuple[int, str]]:
     return found
 
 
+def _write_comparison(folder: Path, a: str, b: str, *, mask: bool) -> int:
+    from rolltape.view.static_comparison import write_comparison
+
+    page, masked = write_comparison(folder, a, b, mask=mask)
+    print_long(str(page))
+    _note_masked(masked)
+    return 0
+
+
+def _note_masked(masked: int) -> None:
+    if masked:
+        note(f"masked {plural(masked, 'text')} that look like keys; use --keep-secrets to keep them")
+
+
 def _write(folder: Path, run: str, rollouts: list[str], *, mask: bool) -> int:
     from rolltape.view.static import StaticPages
 
@@ -114,6 +138,5 @@ def _write(folder: Path, run: str, rollouts: list[str], *, mask: bool) -> int:
         chosen = pages.chosen(rollouts)
         for page in tracked(pages.write(folder, chosen), "pages", pages.count(chosen)):
             print_long(str(page))
-        if pages.masked:
-            note(f"masked {plural(pages.masked, 'text')} that look like keys; use --keep-secrets to keep them")
+        _note_masked(pages.masked)
     return 0

@@ -3,12 +3,12 @@
 import contextlib
 import json
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from rolltape.records.rollout import ANNOTATION_KINDS, UNGRADED, Annotations, Event, annotations_of
+from rolltape.records.rollout import ANNOTATION_KINDS, UNGRADED, Annotations, Event, EventKind, annotations_of
 from rolltape.tape.index.database import read_about, select_events
 from rolltape.tape.journal.file import connected
 from rolltape.tape.rundir import RunDirectory
@@ -81,11 +81,14 @@ def annotation_events(connection: sqlite3.Connection, key: Key) -> list[Event]:
     return [one.event for one in found]
 
 
-def annotations_by_hand(connection: sqlite3.Connection) -> dict[Key, Annotations]:
-    """The tags and notes of each rollout that has a note, or to which tags were added or taken from."""
+def annotations_by_hand(
+    connection: sqlite3.Connection, kinds: Sequence[str] = (EventKind.NOTE, EventKind.RETAG)
+) -> dict[Key, Annotations]:
+    """The tags and notes of each rollout that has events of these kinds: notes, or tags added and removed by hand."""
     keys = connection.execute(
         "SELECT DISTINCT e.rollout, e.try_index, head_tags FROM events e JOIN rollouts r "
-        "ON r.id = e.rollout AND r.try_index = e.try_index WHERE e.kind IN ('note', 'retag')"
+        f"ON r.id = e.rollout AND r.try_index = e.try_index WHERE e.kind IN ({', '.join('?' * len(kinds))})",
+        kinds,
     ).fetchall()
     return {
         (rollout, try_index): annotations_of(
@@ -93,6 +96,14 @@ def annotations_by_hand(connection: sqlite3.Connection) -> dict[Key, Annotations
         )
         for rollout, try_index, launch_tags in keys
     }
+
+
+def note_texts(connection: sqlite3.Connection) -> dict[int, list[str]]:
+    """The texts of the notes on each rollout that has some, by its number."""
+    held = annotations_by_hand(connection, [EventKind.NOTE])
+    texts = {key: [note.text for note in one.notes] for key, one in held.items()}
+    question = "SELECT number FROM rollouts WHERE id = ? AND try_index = ?"
+    return {connection.execute(question, key).fetchone()[0]: notes for key, notes in texts.items() if notes}
 
 
 def is_recorded(connection: sqlite3.Connection) -> bool:

@@ -1,14 +1,14 @@
-"""Full-text search over the messages of rollouts.
+"""Full-text search over the messages of rollouts, and the notes on them.
 
-A rollout is found if each word, and each phrase in quotes, occurs somewhere in its messages. System prompts, which
-thousands of rollouts share, are kept once. The index on disk holds those that have ended; `LiveWords` holds those that
-run, in memory.
+A rollout is found if each word, and each phrase in quotes, occurs somewhere in its messages or in a note. System
+prompts, which thousands of rollouts share, are kept once. The index on disk has the messages of rollouts that have
+ended; `LiveWords` has those that run, in memory. Notes are few and may change: each search is given them.
 """
 
 import json
 import re
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,12 +49,17 @@ def add(connection: sqlite3.Connection, number: int, messages: Iterable[Message]
     connection.execute("INSERT OR IGNORE INTO searchable VALUES (?)", (number,))
 
 
-def find(connection: sqlite3.Connection, asked: str) -> npt.NDArray[np.int64]:
-    """The numbers of the rollouts in which all that is asked for occurs, in order."""
+def find(
+    connection: sqlite3.Connection, asked: str, live: "LiveWords", notes: Mapping[int, Sequence[str]]
+) -> npt.NDArray[np.int64]:
+    """The numbers of the rollouts in which all that is asked for occurs, in order; `notes` by rollouts' numbers."""
     numbers: npt.NDArray[np.int64] | None = None
+    noted = _open_notes(notes)
+    places = (connection, live.connection, noted)
     for term in search_terms(asked):
-        having = _having(connection, term)
+        having = np.unique(np.concatenate([_having(place, term) for place in places]))
         numbers = having if numbers is None else np.intersect1d(numbers, having, assume_unique=True)
+    noted.close()
     return np.empty(0, np.int64) if numbers is None else numbers
 
 
@@ -85,8 +90,8 @@ class LiveWords:
     """The words of rollouts that run, by their numbers in the index. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._connection.executescript(_LIVE_TABLES)
+        self.connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self.connection.executescript(_LIVE_TABLES)
         self._held: dict[int, int] = {}  # number → how many turns were read
 
     def __len__(self) -> int:
@@ -104,18 +109,14 @@ class LiveWords:
     def put(self, number: int, turns: int, messages: Iterable[Message]) -> None:
         """Make what a rollout has said so far searchable."""
         self._forget(number)
-        add(self._connection, number, messages)
+        add(self.connection, number, messages)
         self._held[number] = turns
-
-    def find(self, asked: str) -> npt.NDArray[np.int64]:
-        """As `find`, among these rollouts."""
-        return find(self._connection, asked)
 
     def _forget(self, number: int) -> None:
         if self._held.pop(number, None) is not None:
-            self._connection.execute("DELETE FROM words WHERE rowid = ?", (number,))
+            self.connection.execute("DELETE FROM words WHERE rowid = ?", (number,))
             for table in ("searchable", "shared_uses"):
-                self._connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (number,))
+                self.connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (number,))
 
 
 def distinct_messages(rollout: Rollout) -> Iterable[Message]:
@@ -127,6 +128,15 @@ def distinct_messages(rollout: Rollout) -> Iterable[Message]:
         if turn.reply is not None:
             found.setdefault(turn.reply.digest, turn.reply)
     return found.values()
+
+
+def _open_notes(notes: Mapping[int, Sequence[str]]) -> sqlite3.Connection:
+    """The words of notes, in memory."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.executescript(_LIVE_TABLES)
+    rows = ((number, _BETWEEN.join(map(_words, texts))) for number, texts in notes.items())
+    connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", rows)
+    return connection
 
 
 def _having(connection: sqlite3.Connection, term: str) -> npt.NDArray[np.int64]:

@@ -1,28 +1,34 @@
-"""The line of a rollout's messages that a search found: what the table shows under its row."""
+"""The line of a rollout's messages, or of a note on it, that a search found: what the table shows under its row."""
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from rolltape.records.messages import Message, Role
+from rolltape.records.rollout import Note
 from rolltape.tape.index.search import searched_text
 
 _BEFORE, _LONGEST = 60, 240  # characters shown before the first match, and of the line
+_NOTE = "note"
 _SHARED = (Role.SYSTEM, Role.DEVELOPER)
 
 
-def find_line(messages: Sequence[Message], patterns: Sequence[re.Pattern[str]]) -> dict[str, Any] | None:
-    """The line in which most terms occur, of several the first; system prompts come last. None: there is none."""
-    best: tuple[int, str, Role] | None = None
-    for message in sorted(messages, key=lambda one: one.role in _SHARED):
-        text = searched_text(message)
+def find_line(
+    messages: Sequence[Message], patterns: Sequence[re.Pattern[str]], notes: Sequence[Note] = ()
+) -> dict[str, Any] | None:
+    """The line in which most terms occur, of several the first; notes and system prompts come last. None: none does."""
+    own = ((one.role.value, searched_text(one)) for one in messages if one.role not in _SHARED)
+    shared = ((one.role.value, searched_text(one)) for one in messages if one.role in _SHARED)
+    best: tuple[int, str, str] | None = None
+    for role, text in chain(own, ((_NOTE, note.text) for note in notes), shared):
         for line in _lines_with(text, patterns):
             terms = sum(pattern.search(line) is not None for pattern in patterns)
             if best is None or terms > best[0]:
-                best = (terms, line, message.role)
+                best = (terms, line, role)
         if best is not None and best[0] == len(patterns):
             break
-    return None if best is None else {"role": best[2].value, "parts": _mark(best[1], patterns)}
+    return None if best is None else {"role": best[2], "parts": _mark(best[1], patterns)}
 
 
 def _lines_with(text: str, patterns: Sequence[re.Pattern[str]]) -> list[str]:

@@ -12,7 +12,7 @@ from rolltape.errors import NoAnswer, RolltapeError
 from rolltape.records.rollout import Annotations, Status
 from rolltape.tape.index.database import read_about
 from rolltape.tape.index.index import NamedTries
-from rolltape.tape.index.queries import annotations_by_hand
+from rolltape.tape.index.queries import annotations_by_hand, note_texts
 from rolltape.tape.index.search import LiveWords, find, search_terms, term_patterns
 from rolltape.tape.stored import Key
 from rolltape.view.annotating import build_notes
@@ -95,7 +95,7 @@ class RunAnswers:
         return build_notes(held, {key: listing.name(row) for key, row in found.items() if row is not None})
 
     def search(self, asked: str) -> Work:
-        """Search for words: in the index what has ended, and what runs as far as it is recorded."""
+        """Search for words: in the index what has ended, what runs as far as it is recorded, and notes."""
         if not search_terms(asked):
             raise NoAnswer(f"q is {asked[:40]!r}, without a word; give at least one word")
         listing = self.listing()
@@ -106,7 +106,7 @@ class RunAnswers:
             with self._search_lock, self.run.search_file.reading() as connection:
                 self._read_live(live)
                 ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
-                found = np.union1d(find(connection, asked), self._live_words.find(asked))
+                found = find(connection, asked, self._live_words, note_texts(connection))
                 return Searched(read_about(connection, "made"), searchable + len(self._live_words), found)
 
         return work
@@ -129,11 +129,14 @@ class RunAnswers:
 
         def work() -> dict[str, Any]:
             found = {}
+            held = self.load_annotations()
             for key in keys:
                 with contextlib.suppress(
                     RolltapeError, OSError, sqlite3.Error
                 ):  # it is found, though it cannot be read
-                    found[f"{key[0]}.{key[1]}"] = find_line(self.run.index.messages(key), patterns)
+                    found[f"{key[0]}.{key[1]}"] = find_line(
+                        self.run.index.messages(key), patterns, held.get(key, Annotations()).notes
+                    )
             return {"lines": found}
 
         return work
