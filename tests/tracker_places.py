@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-from otlp_receiver import Receiver, attributes
+from otlp_receiver import Receiver, attributes, otlp_receiver
 from rolltape.tracking import Outbox
 from tracked import stored_metrics, stored_traces
 
@@ -262,6 +262,35 @@ class Trackio:
     def rollouts(self) -> list[HeldRollout]:
         held = [trace["metadata"] for trace in stored_traces(self._project)]
         return [HeldRollout(one["rollout"], one["reward"], one.get("page")) for one in held]
+
+
+TRACKERS = [
+    pytest.param("wandb", marks=pytest.mark.slow),
+    pytest.param("mlflow", marks=pytest.mark.slow),
+    "otel",
+    "tensorboard",
+    "trackio",
+]
+
+
+@contextmanager
+def open_place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Wandb | Mlflow | Otel | Tensorboard | Trackio]:
+    """An empty place on the tracker that a test is run with."""
+    name = str(request.node.name).replace("[", "-").replace("]", "")[-40:]
+    match request.param:
+        case "wandb":
+            yield Wandb(name, monkeypatch)
+        case "mlflow":
+            yield Mlflow(tmp_path, request.getfixturevalue("empty_database"), monkeypatch)
+        case "otel":
+            with otlp_receiver() as receiver:
+                yield Otel(receiver)
+        case "tensorboard":
+            yield Tensorboard(tmp_path)
+        case _:
+            yield Trackio(name)
 
 
 def same(left: Figures, right: Figures) -> bool:

@@ -8,20 +8,12 @@ import pytest
 
 import rolltape
 from commands import Cli
-from otlp_receiver import otlp_receiver
 from rolltape.tracking import ShownStep, StepSummary, load_step, show_step, step_metrics
 from rolltape.tracking.push import StepKey
 from tracked import record_conversation, record_steps
-from tracker_places import Mlflow, Otel, Place, Tensorboard, Trackio, Wandb, patient, same
+from tracker_places import TRACKERS, Mlflow, Otel, Place, open_place, patient, same
 
 VIEWER = "http://127.0.0.1:8500/?key=secret"
-TRACKERS = [
-    pytest.param("wandb", marks=pytest.mark.slow),
-    pytest.param("mlflow", marks=pytest.mark.slow),
-    "otel",
-    "tensorboard",
-    "trackio",
-]
 
 
 @pytest.fixture(scope="session")
@@ -31,19 +23,8 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=TRACKERS)
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    name = str(request.node.name).replace("[", "-").replace("]", "")[-40:]
-    match request.param:
-        case "wandb":
-            yield Wandb(name, monkeypatch)
-        case "mlflow":
-            yield Mlflow(tmp_path, request.getfixturevalue("empty_database"), monkeypatch)
-        case "otel":
-            with otlp_receiver() as receiver:
-                yield Otel(receiver)
-        case "tensorboard":
-            yield Tensorboard(tmp_path)
-        case _:
-            yield Trackio(name)
+    with open_place(request, tmp_path, monkeypatch) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from pathlib import Path
 from rolltape.errors import UsageError
 from rolltape.tracking.sinks import Tracker
 
-FORMS = "wandb:PROJECT, mlflow:EXPERIMENT, otel:URL, tensorboard:DIR, trackio:PROJECT, or a file ending in .jsonl"
-
 
 def open_tracker(to: str, *, name: str, memory: Path) -> Tracker:
     """Open the tracker that `to` spells; `name` is the run's name there.
@@ -23,7 +21,7 @@ def open_tracker(to: str, *, name: str, memory: Path) -> Tracker:
         raise UsageError(f"--to {to}: unknown tracker; use {FORMS}")
     if not place:
         raise UsageError(f"--to {to}: it names no place; use {FORMS}")
-    return _KINDS[kind](place, name, memory)
+    return _KINDS[kind][1](place, name, memory)
 
 
 def _wandb(project: str, name: str, memory: Path) -> Tracker:
@@ -56,10 +54,12 @@ def _trackio(project: str, name: str, memory: Path) -> Tracker:
     return LocalTracker(project, name)
 
 
-_KINDS: dict[str, Callable[[str, str, Path], Tracker]] = {
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "otel": _otel,
-    "tensorboard": _tensorboard,
-    "trackio": _trackio,
+# By kind: what its place is called, and how it is opened there.
+_KINDS: dict[str, tuple[str, Callable[[str, str, Path], Tracker]]] = {
+    "wandb": ("PROJECT", _wandb),
+    "mlflow": ("EXPERIMENT", _mlflow),
+    "otel": ("URL", _otel),
+    "tensorboard": ("DIR", _tensorboard),
+    "trackio": ("PROJECT", _trackio),
 }
+FORMS = ", ".join(f"{kind}:{place}" for kind, (place, _) in _KINDS.items()) + ", or a file ending in .jsonl"
