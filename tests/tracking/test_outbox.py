@@ -2,6 +2,8 @@
 
 import contextvars
 import logging
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -128,6 +130,32 @@ def test_thread_that_dies_is_reported_and_what_follows_is_dropped() -> None:
         "the tracker ended with SystemExit: 3",
         "the thread that feeds the tracker has died",
     )
+
+
+def test_a_forked_child_drops_steps_though_the_lock_was_held_when_it_was_forked() -> None:
+    tracker = Kept()
+    outbox = Outbox(tracker)
+    held, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with outbox._changed:
+            held.set()
+            go.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # ends a child that waits for the lock
+        taken, report = outbox.put(step(0)), outbox.close()
+        os._exit(int(taken or report.dropped != 1 or "make one in each process" not in report.errors[0]))
+    go.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert outbox.put(step(1))
+    assert outbox.close() == DeliveryReport(put=1, delivered=1)
 
 
 def test_put_after_close_is_counted() -> None:

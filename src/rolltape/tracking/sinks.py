@@ -3,7 +3,9 @@
 import atexit
 import contextvars
 import logging
+import os
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from importlib import import_module
@@ -95,12 +97,13 @@ class Outbox:
         self._counts: Counter[str] = Counter()
         self._errors: dict[str, str] = {}  # the first of each kind
         self._changed = threading.Condition()
-        self._closing = self._abandoned = False
+        self._closing = self._abandoned = self._is_forked = False
         # Trackers keep their current run in a context variable, which a new thread would not see.
         work = contextvars.copy_context().run
         self._thread = threading.Thread(target=work, args=(self._work,), name="rolltape-outbox", daemon=True)
         self._thread.start()
         atexit.register(self.close, _AT_EXIT_S)
+        _outboxes.add(self)
 
     @property
     def delivery(self) -> DeliveryReport:
@@ -139,6 +142,14 @@ class Outbox:
             log.warning("of %d steps %d were delivered: %s", delivery.put, delivery.delivered, delivery)
         return delivery
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the thread and what waits are the parent's, and the lock is as it happened to be."""
+        atexit.unregister(self.close)
+        self._changed = threading.Condition()
+        self._waiting.clear()
+        self._counts.clear()
+        self._is_forked = True
+
     def __enter__(self) -> Self:
         return self
 
@@ -149,6 +160,8 @@ class Outbox:
         """Why a step cannot be queued, as a kind and a message."""
         if self._closing:
             return "closed", "steps were put after the sink was closed"
+        if self._is_forked:
+            return "forked", "the sink was made before this process was forked; make one in each process"
         if not self._thread.is_alive():
             return "dead", "the thread that feeds the tracker has died"
         if len(self._waiting) >= self._max_waiting:
@@ -191,6 +204,17 @@ class Outbox:
             self._errors.setdefault(kind, message)
         if is_new:
             log.warning("%s", message)
+
+
+_outboxes: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for outbox in list(_outboxes):
+        outbox.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def import_package(module: str, *, extra: str) -> None:
