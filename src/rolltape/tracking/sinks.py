@@ -142,7 +142,7 @@ class Outbox:
             log.warning("of %d steps %d were delivered: %s", delivery.put, delivery.delivered, delivery)
         return delivery
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: the thread and what waits are the parent's, and the lock is as it happened to be."""
         atexit.unregister(self.close)
         self._changed = threading.Condition()
@@ -211,7 +211,7 @@ _outboxes: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for outbox in list(_outboxes):
-        outbox.leave_to_parent()
+        outbox._leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_after_fork)
