@@ -147,3 +147,5 @@ def test_a_job_that_is_recovered_gets_the_groups_of_its_version_from_the_tape(tm
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GroupsError, match="group_size"):
         areal.RolltapeWorkflow("run", {"group_size": "many"})
+    with pytest.raises(GroupsError, match="collect: 'max_turn' is unknown; known are source, split"):
+        areal.RolltapeWorkflow("run", {"max_turn": 3})

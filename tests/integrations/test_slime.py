@@ -278,5 +278,9 @@ def test_arguments_that_cannot_work_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(GroupsError, match=r"no rolltape\.run; write `rolltape: \{run:"):
         slime.SlimeRollouts(Namespace())
     args = arguments(tmp_path / "run", 1, max_turn=3)
-    with pytest.raises(GroupsError, match="max_turn"):
+    with pytest.raises(
+        GroupsError, match="custom config: 'max_turn' is unknown; known are policy, run, to_task, source"
+    ):
         slime.SlimeRollouts(args)
+    with pytest.raises(GroupsError, match="custom config: max_turns is 0; give 1 or more"):
+        slime.SlimeRollouts(arguments(tmp_path / "run", 1, max_turns=0))

@@ -1,5 +1,6 @@
 """`CollectSettings`: what a collection does, and which of it must stay the same when it is resumed."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -7,7 +8,7 @@ import msgspec
 from rolltape.collect.environments.judge import Judge
 from rolltape.collect.sandboxes.container_settings import ContainerSettings
 from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
-from rolltape.errors import CollectError
+from rolltape.errors import CollectError, GroupsError
 from rolltape.gateway.engines.request_limit import RequestLimit
 from rolltape.gateway.prompts.chat import Retention
 from rolltape.gateway.request import SamplingParams
@@ -117,6 +118,26 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in _SECRETS)
         return f"CollectSettings({', '.join(shown)})"
+
+
+BLOCK_KEYS = ("policy", "run", "to_task")  # of a `rolltape` block in a trainer's config, beside the settings
+
+
+def settings_in_config(
+    block: Mapping[str, Any], defaults: Mapping[str, Any], where: str, *, other_keys: tuple[str, ...] = BLOCK_KEYS
+) -> CollectSettings:
+    """The settings in a block of a trainer's config, and `defaults` for those that it leaves out.
+
+    `other_keys` may stand in the block, and are not settings. Any other key, or a wrong value, is a GroupsError.
+    """
+    given = {name: value for name, value in block.items() if name not in other_keys}
+    if unknown := given.keys() - set(CollectSettings.__struct_fields__):
+        known = ", ".join((*other_keys, *CollectSettings.__struct_fields__))
+        raise GroupsError(f"{where}: {min(unknown)!r} is unknown; known are {known}")
+    try:
+        return msgspec.convert({**defaults, **given}, CollectSettings)
+    except (msgspec.ValidationError, CollectError) as error:
+        raise GroupsError(f"{where}: {error}") from None
 
 
 def _may_report_cost(engine: str) -> bool:

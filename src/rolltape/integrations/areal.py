@@ -28,9 +28,8 @@ except ImportError as error:
     ) from error
 
 from rolltape.collect.functions import function_named
-from rolltape.collect.settings import CollectSettings
+from rolltape.collect.settings import CollectSettings, settings_in_config
 from rolltape.collect.tasks import Task
-from rolltape.errors import GroupsError
 from rolltape.export.formats.areal import tensor_dict
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Generated, Generation
@@ -74,10 +73,7 @@ class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
             logprob_kind: Of which distribution the logprobs of AReaL's servers are.
         """
         if not isinstance(collect, CollectSettings):
-            try:
-                collect = msgspec.convert({"source": "areal", **collect}, CollectSettings)
-            except msgspec.ValidationError as error:
-                raise GroupsError(f"collect: {error}") from None
+            collect = settings_in_config(collect, {"source": "areal"}, "collect", other_keys=())
         self._key = (run, policy, logprob_kind, msgspec.json.encode(collect))
         self._settings = collect
         self._advantages_as_rewards = advantages_as_rewards

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rolltape.collect.functions import function_named
-from rolltape.collect.settings import CollectSettings
+from rolltape.collect.settings import CollectSettings, settings_in_config
 from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
 from rolltape.export.formats.slime import slime_samples
@@ -30,7 +30,6 @@ from rolltape.integrations.steps import StepPositions, TaskNames
 
 log = logging.getLogger("rolltape.integrations")
 
-_OWN_KEYS = frozenset({"run", "policy", "to_task"})
 _jobs: dict[int, "SlimeRollouts"] = {}  # by the identity of slime's arguments; a process has one
 
 
@@ -76,7 +75,7 @@ class SlimeRollouts:
         self._to_task: Callable[[Any], Mapping[str, Any]] = (
             function_named(given["to_task"]) if "to_task" in given else prompt_task
         )
-        self._settings = _settings(args, {name: value for name, value in given.items() if name not in _OWN_KEYS})
+        self._settings = _settings(args, given)
         self._engine = f"sglang:http://{args.sglang_router_ip}:{args.sglang_router_port}"
         self._training = self._open(self._settings, "slime")
         self._evaluating: dict[str, LiveGroups] = {}  # by dataset
@@ -229,13 +228,7 @@ def _settings(args: Any, given: Mapping[str, Any]) -> CollectSettings:
     }
     if getattr(args, "rollout_max_context_len", None):
         own["context_budget"] = args.rollout_max_context_len
-    if unknown := given.keys() - set(CollectSettings.__struct_fields__):
-        known = ", ".join((*sorted(_OWN_KEYS), *CollectSettings.__struct_fields__))
-        raise GroupsError(f"rolltape in slime's custom config: {min(unknown)!r} is unknown; known are {known}")
-    try:
-        return msgspec.convert({**own, **given}, CollectSettings)
-    except msgspec.ValidationError as error:
-        raise GroupsError(f"rolltape in slime's custom config: {error}") from None
+    return settings_in_config(given, own, "rolltape in slime's custom config")
 
 
 def _evaluation_samples(args: Any, dataset: Any) -> list[Any]:

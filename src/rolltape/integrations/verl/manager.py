@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from omegaconf import OmegaConf
@@ -17,7 +16,7 @@ from verl import DataProto
 from verl.utils.ray_utils import auto_await
 
 from rolltape.collect.functions import function_named
-from rolltape.collect.settings import CollectSettings
+from rolltape.collect.settings import settings_in_config
 from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
 from rolltape.export.formats.arrays import VersionNumbers, as_tensors
@@ -40,8 +39,6 @@ from rolltape.records.sample import Sample
 
 log = logging.getLogger("rolltape.integrations")
 
-_OWN_KEYS = frozenset({"run", "policy", "to_task"})
-
 
 class RolltapeManager:
     """The agent loop manager of a verl job: `generate_sequences` gives the rollouts of a batch of prompts.
@@ -59,8 +56,9 @@ class RolltapeManager:
         reward_loop_worker_handles: Any = None,
     ) -> None:
         """As verl calls it. Rewards are those of our environments, so verl's own reward workers have no part in it."""
-        given = OmegaConf.to_container(OmegaConf.create(config.get("rolltape") or {}), resolve=True)
-        if not isinstance(given, dict) or "run" not in given:
+        block = OmegaConf.to_container(OmegaConf.create(config.get("rolltape") or {}), resolve=True)
+        given = {str(name): value for name, value in block.items()} if isinstance(block, dict) else {}
+        if "run" not in given:
             raise GroupsError("verl's config has no rolltape.run; add +rolltape.run=runs/exp1")
         rollout = config.actor_rollout_ref.rollout
         if teacher_client is not None:
@@ -76,9 +74,11 @@ class RolltapeManager:
         self._to_task: Callable[[Row], Mapping[str, Any]] = (
             function_named(given["to_task"]) if "to_task" in given else prompt_task
         )
-        own = {str(name): value for name, value in given.items() if name not in _OWN_KEYS}
         self._model = str(config.actor_rollout_ref.model.path)
-        self._live = {False: self._open(own, rollout, "verl"), True: self._open(own, rollout.val_kwargs, "verl-val")}
+        self._live = {
+            False: self._open(given, rollout, "verl"),
+            True: self._open(given, rollout.val_kwargs, "verl-val"),
+        }
         self._positions = StepPositions(self._live[False], "verl")
         self._names = TaskNames()
         self._publishing: BackgroundLoop | None = None
@@ -260,12 +260,6 @@ class RolltapeManager:
             },
             "context_budget": int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length),
         }
-        if unknown := given.keys() - set(CollectSettings.__struct_fields__):
-            known = ", ".join((*sorted(_OWN_KEYS), *CollectSettings.__struct_fields__))
-            raise GroupsError(f"rolltape in verl's config: {min(unknown)!r} is unknown; known are {known}")
-        try:
-            settings = msgspec.convert({**own, **given}, CollectSettings)
-        except msgspec.ValidationError as error:
-            raise GroupsError(f"rolltape in verl's config: {error}") from None
+        settings = settings_in_config(given, own, "rolltape in verl's config")
         engine = client_engine(self._client, server_logprob_kind(rollout, sampling))
         return LiveGroups(self._run, collect=settings, engine=engine, policy=self._policy, consumer=consumer)
