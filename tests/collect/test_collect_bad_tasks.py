@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from collecting import rollouts
 from commands import Cli
 
 GOOD = '{"id": "a", "prompt": "What is 1 + 1?", "answer": 2}'
@@ -48,7 +47,7 @@ def test_a_bad_task_is_refused_with_its_place_and_nothing_runs(
     assert result.code == 2
     assert result.err.startswith(f"rolltape: tasks.jsonl, {message}")
     assert result.out == ""
-    assert not Path("run").exists() or rollouts(Path("run")) == []
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(
@@ -69,6 +68,16 @@ def test_a_file_without_tasks_is_refused(
     result = cli("collect", name, "--run", "run")
     assert (result.code, result.out) == (2, "")
     assert message in result.err
+    assert not Path("run").exists()
+
+
+def test_an_unknown_agent_leaves_no_run_behind(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.jsonl").write_text(GOOD)
+    result = cli("collect", "tasks.jsonl", "--run", "run", "--agent", "nobody")
+    assert result.code == 2
+    assert "nobody" in result.err
+    assert not Path("run").exists()
 
 
 def test_all_that_is_wrong_with_a_file_is_told_at_once(

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from rolltape.collect.environments import Environments
 from rolltape.collect.grading.comparisons import GroupComparisons
 from rolltape.collect.grading.regrading import Regrading, find_ungraded
 from rolltape.collect.limits import EnoughGroups, SpendingLimit, load_usage
 from rolltape.collect.plan import (
+    CheckedTasks,
     EarlierRollouts,
     PlannedAttempt,
     RolloutIdentity,
@@ -107,6 +107,7 @@ class Collector:
         gateway: Gateway | None = None,
         run_ahead: RunAheadLimit | None = None,
         is_open: bool = False,
+        tasks: CheckedTasks | None = None,
     ) -> None:
         """Read the source and check all settings. Nothing runs yet.
 
@@ -120,14 +121,15 @@ class Collector:
             run_ahead: Limits how many groups are started ahead of a trainer. By default there is no limit. With one,
                 the collector's own gateway keeps its key in the run, where the trainer finds it to hand over weights.
             is_open: Tasks come by `attempt`, until `close`. The source in the settings is a name then.
+            tasks: The tasks of these settings, where they were read before the run was made. By default the collector
+                reads them.
 
         Raises a TaskError for tasks that cannot be used, and a CollectError for settings that contradict the run.
         """
         self.settings = settings
         self._run_ahead = run_ahead
         self._tape = tape
-        self._environments = Environments(settings.environment, settings.judge)
-        self._source = open_tasks(settings, self._environments, is_open=is_open)
+        self._source, self._environments = tasks or open_tasks(settings, is_open=is_open)
         self._runner: Runner = runner or LocalRunner(
             settings, tape, self._environments, gateway=gateway, keep_admin_key=run_ahead is not None
         )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rolltape.collect.agents import agent_named
-from rolltape.collect.environments import Environments, is_of_other_project
+from rolltape.collect.environments import is_of_other_project
 from rolltape.collect.environments.protocol import Connection, check_episode
 from rolltape.collect.functions import call_environment_from_thread, describe_error
 from rolltape.collect.plan import RolloutIdentity, open_tasks
@@ -33,10 +33,10 @@ def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str,
         settings = msgspec.structs.replace(settings, limit=1)  # its tasks may never end
     model = resolve_model(settings.model, settings.model_name, settings.engines)
     agent = agent_named(settings.agent, in_image=settings.has_images)
-    environments = Environments(settings.environment, settings.judge)
     connection = Connection(base_urls=base_urls(_URL, _KEY), key=_KEY, model=model.name or _MODEL)
     identity = RolloutIdentity(run.name, settings.step, connection.model, agent.name)
-    with open_tasks(settings, environments) as source:
+    tasks, environments = open_tasks(settings)
+    with tasks as source:
         for task in islice(source, settings.limit or 1):
             environment = environments.of(task)
             rollout = _ROLLOUT if model.name is None else identity.rollout_id(task, 0)

@@ -27,8 +27,16 @@ from rolltape.tape.run import Run
 _SHOWN_CHANGES = 3
 
 
-def open_tasks(settings: CollectSettings, environments: Environments, *, is_open: bool = False) -> TaskSource:
+class CheckedTasks(NamedTuple):
+    """The tasks of a collection, and the environments that checked them."""
+
+    source: TaskSource
+    environments: Environments
+
+
+def open_tasks(settings: CollectSettings, *, is_open: bool = False) -> CheckedTasks:
     """The tasks of a collection, checked; with `is_open` none so far, and each is checked when it is given."""
+    environments = Environments(settings.environment, settings.judge)
 
     def check(task: Task) -> None:
         environments.of(task).check(task)
@@ -36,8 +44,8 @@ def open_tasks(settings: CollectSettings, environments: Environments, *, is_open
             _check_sandbox(settings, task.data.get("sandbox"))
 
     if is_open:
-        return GivenSource(settings.source_name or settings.source, settings.split, check)
-    return open_source(
+        return CheckedTasks(GivenSource(settings.source_name or settings.source, settings.split, check), environments)
+    source = open_source(
         settings.source,
         split=settings.split,
         limit=settings.limit,
@@ -45,6 +53,7 @@ def open_tasks(settings: CollectSettings, environments: Environments, *, is_open
         name=settings.source_name,
         check=check,
     )
+    return CheckedTasks(source, environments)
 
 
 def _check_sandbox(settings: CollectSettings, wanted: object) -> None:

@@ -12,8 +12,10 @@ import msgspec
 from rolltape.cli.exits import Exit
 from rolltape.cli.record.collect_progress import LogProgress, open_progress, print_report
 from rolltape.cli.screen import note, print_json, print_line
+from rolltape.collect.agents import agent_named
 from rolltape.collect.collector import Collector, Launch
 from rolltape.collect.dry_run import preview_attempts
+from rolltape.collect.plan import open_tasks
 from rolltape.collect.records import RecordFile
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.runners.gateway import resolve_model
@@ -42,9 +44,15 @@ def run_collection(
     as_json: bool,
     max_ahead: int | None = None,
 ) -> Exit:
-    """Collect here or on a cluster, with progress while it runs and a report at the end."""
+    """Collect here or on a cluster, with progress while it runs and a report at the end.
+
+    A model, an agent or tasks that cannot be used are refused before the run is made, so that none is left behind.
+    """
     if cluster is None:
-        resolve_model(settings.model, settings.model_name, settings.engines)  # raises before a run is created
+        resolve_model(settings.model, settings.model_name, settings.engines)
+    tasks = open_tasks(settings)
+    if cluster is None:
+        agent_named(settings.agent, in_image=settings.has_images)
     raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
@@ -58,6 +66,7 @@ def run_collection(
             resume=resume,
             runner=None if cluster is None else RayRunner(settings, tape, cluster),
             run_ahead=None if max_ahead is None else RunAheadLimit(tape, max_groups=max_ahead),
+            tasks=tasks,
         )
         records = None if out is None else stack.enter_context(closing(_open_records(out, settings.source)))
         if records is not None and resume:
