@@ -441,6 +441,28 @@ def test_a_reply_with_nothing_of_it_left_in_its_place_is_abandoned() -> None:
     assert totals(recording) == {"masked:abandoned": 5, "trained": 2}
 
 
+def run_call(arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "run", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        {"content": "I look at the tests"},
+        {"content": "I look at the tests first"},
+        {"content": None, "tool_calls": [run_call("pytest --quiet tests/samples")]},
+    ],
+    ids=["its text", "its text with one more word", "the first of its calls"],
+)
+def test_a_reply_that_comes_back_in_part_without_its_thinking_is_not_abandoned(echo: dict[str, Any]) -> None:
+    recording = Recording()
+    thinking = {"role": "assistant", "reasoning_content": "what is to be done now ?"}
+    calls = [run_call("pytest --quiet tests/samples"), run_call("git status")]
+    first = recording.ask([user("u")], {**thinking, "content": "I look at the tests", "tool_calls": calls})
+    recording.ask([user("u"), {"role": "assistant", **echo}, user("go on")], "done")
+    assert totals(recording) == {"trained": len(first.sampled_ids) + 2}
+
+
 def test_text_only_turns_and_empty_prompts_are_dropped() -> None:
     recording = Recording()
     recording.ask([user("u")], "a", token_faithful=False)

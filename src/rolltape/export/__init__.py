@@ -4,10 +4,6 @@ from rolltape.export.files import (
     conversations_to_jsonl,
     conversations_to_parquet,
     messages_table,
-    read_rollouts,
-    read_samples,
-    read_traces,
-    read_turns,
     rollouts_table,
     rollouts_to_jsonl,
     rollouts_to_parquet,
@@ -19,6 +15,7 @@ from rolltape.export.files import (
     turns_to_jsonl,
     turns_to_parquet,
 )
+from rolltape.export.reading import read_rollouts, read_samples, read_traces, read_turns
 
 __all__ = [
     "conversations_to_jsonl",

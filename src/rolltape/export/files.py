@@ -1,21 +1,20 @@
-"""Records ↔ files and tables in Rolltape's own formats; docs/reference/export.md describes the columns."""
+"""Records → files and tables in Rolltape's own formats; docs/reference/export.md describes the columns."""
 
-import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Raw
 
-from rolltape.errors import ExportError, RolltapeError
-from rolltape.export.columns import ROWS_PER_GROUP, Row, Table, plain_json
+from rolltape.errors import ExportError
+from rolltape.export.columns import Row, Table
 from rolltape.export.conversations import (
     CONVERSATION,
     Conversation,
@@ -29,17 +28,14 @@ from rolltape.export.schema import (
     SAMPLE,
     ListedRollout,
     RowKind,
-    rollout_of,
     rollout_row,
-    sample_of,
 )
-from rolltape.export.turns import MESSAGE, TURN, message_rows, turn_rows, turns_of
-from rolltape.extras import arrow_errors, pa, pq
+from rolltape.export.turns import MESSAGE, TURN, message_rows, turn_rows
+from rolltape.extras import pa
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.rollout import Outcome, Rollout, RolloutHead
 from rolltape.records.sample import Sample
 from rolltape.records.trace import Trace
-from rolltape.records.turn import Turn
 from rolltape.tape.rundir import is_in_run, open_private
 
 Destination = str | os.PathLike[str]
@@ -53,10 +49,8 @@ TABLES: dict[RowKind, Table] = {
 }
 
 # The key of a Parquet file's metadata that holds the RowKind.
-_SCHEMA_KEY = b"rolltape.schema"
+SCHEMA_KEY = b"rolltape.schema"
 _encode = msgspec.json.Encoder().encode
-
-T = TypeVar("T")
 
 
 def samples_to_jsonl(samples: Iterable[Sample], out: Destination) -> int:
@@ -180,53 +174,6 @@ def _training_conversations(rollouts: Iterable[Rollout], left_out: list[str] | N
             left_out.append(rollout.id)
 
 
-def read_samples(path: str | Path) -> Iterator[Sample]:
-    """Read the samples of an exported file, `.parquet` or JSON lines.
-
-    Example:
-
-        samples = list(rolltape.read_samples("samples.parquet"))
-    """
-    return _read(path, RowKind.SAMPLE, lambda rows: map(sample_of, rows))
-
-
-def read_turns(path: str | Path) -> Iterator[Turn]:
-    """Read the turns of an exported file, `.parquet` or JSON lines.
-
-    Example:
-
-        turns = list(rolltape.read_turns("turns.parquet"))
-    """
-    return _read(path, RowKind.TURN, turns_of)
-
-
-def read_rollouts(path: str | Path, turns: str | Path | None = None) -> Iterator[Rollout]:
-    """Read the rollouts of an exported file, with their turns if the file of those is given too.
-
-    Example:
-
-        rollouts = list(rolltape.read_rollouts("rollouts.jsonl", "turns.jsonl"))
-    """
-    by_session: dict[str, list[Turn]] = {}
-    for turn in read_turns(turns) if turns is not None else ():
-        by_session.setdefault(turn.session, []).append(turn)
-
-    def with_turns(row: Row) -> Rollout:
-        return rollout_of(row, [turn for held in row["session_heads"] for turn in by_session.get(held["session"], ())])
-
-    return _read(path, RowKind.ROLLOUT, lambda rows: map(with_turns, rows))
-
-
-def read_traces(path: str | Path) -> Iterator[Trace]:
-    """Read the traces of an exported file of JSON lines.
-
-    Example:
-
-        traces = list(rolltape.read_traces("traces.jsonl"))
-    """
-    return _read(path, RowKind.TRACE, lambda rows: (msgspec.convert(plain_json(row), Trace) for row in rows))
-
-
 def rollouts_table(rollouts: Iterable[tuple[RolloutHead, Outcome, int, int, int]]) -> "pa.Table":
     """A row per rollout from its head, its outcome, and its numbers of sessions, turns and sampled tokens."""
     return LISTED_ROLLOUT.arrow(LISTED_ROLLOUT.row(ListedRollout(*rollout)) for rollout in rollouts)
@@ -302,52 +249,7 @@ def _number_list(array: npt.NDArray[Any]) -> list[object]:
 def _write_parquet(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
     """Write rows as Parquet, in groups as they come; the number written."""
     with destination(out) as stream:
-        return TABLES[kind].write_parquet(rows, stream, {_SCHEMA_KEY: kind.value.encode()})
-
-
-def _read(path: str | Path, kind: RowKind, revive: Callable[[Iterator[Row]], Iterator[T]]) -> Iterator[T]:
-    """The records of a file; an error names the file and the row."""
-    records = revive((_parquet_rows if Path(path).suffix == ".parquet" else _jsonl_rows)(path, kind))
-    for number in range(1, 2**63):
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except RolltapeError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
-            raise ExportError(f"{path}, row {number}: no {kind.value}: {error!r}") from None
-        yield record
-
-
-def _jsonl_rows(path: str | Path, kind: RowKind) -> Iterator[Row]:
-    try:
-        with Path(path).open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                where = f"{path}, line {number}"
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise ExportError(f"{where}: no JSON: {error}") from None
-                _check_schema(row.get("schema") if isinstance(row, dict) else None, kind, where)
-                yield row
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _parquet_rows(path: str | Path, kind: RowKind) -> Iterator[Row]:
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_schema((file.schema_arrow.metadata or {}).get(_SCHEMA_KEY, b"none").decode(), kind, str(path))
-            for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
-                yield from TABLES[kind].rows(batch)
-    except arrow_errors(OSError) as error:
-        raise ExportError(f"{path} cannot be read: {error}") from None
-
-
-def _check_schema(found: object, kind: RowKind, where: str) -> None:
-    if found != kind.value:
-        raise ExportError(f"{where}: schema is {found!r}; this reads {kind.value!r}")
+        return TABLES[kind].write_parquet(rows, stream, {SCHEMA_KEY: kind.value.encode()})
 
 
 @contextmanager

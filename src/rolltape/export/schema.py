@@ -4,7 +4,7 @@ A column may be added; a change of meaning raises the version in the name of the
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -187,16 +187,12 @@ def rollout_row(rollout: Rollout) -> Row:
     return {**LISTED_ROLLOUT.row(ListedRollout(rollout.head, rollout.outcome, *counts)), **_HELD.row(rollout)}
 
 
-def rollout_of(row: Row, turns: Iterable[Turn] = ()) -> Rollout:
-    """The rollout in a row, with those of `turns` that are its own."""
+def rollout_of(row: Row, turns: Mapping[str, Sequence[Turn]]) -> Rollout:
+    """The rollout in a row; `turns` has those of its sessions, by session."""
     values = ROLLOUT.values(row)
     head = built(RolloutHead, values, id=values["rollout"], tags=values["launch_tags"])
-    by_session: dict[str, list[Turn]] = {held["session"]: [] for held in values["session_heads"]}
-    for turn in turns:
-        if turn.session in by_session:
-            by_session[turn.session].append(turn)
     sessions = [
-        Session(_session_head(held["head"], held["session"]), by_session[held["session"]])
+        Session(_session_head(held["head"], held["session"]), turns.get(held["session"], ()))
         for held in values["session_heads"]
     ]
     return Rollout(head, sessions, values["events"], writer_alive=values["status"] == "running")

@@ -96,25 +96,34 @@ def token_difference(before: Turn, after: Turn) -> Difference:
 
 def readable(message: Message) -> str:
     """A message as text: its thinking, its content, and its calls."""
-    value = message.to_dict()
-    parts = []
-    if message.reasoning:
-        parts.append(f"<think>{message.reasoning}</think>")
-    if message.text:
-        parts.append(message.text)
-    calls = value.get("tool_calls")
-    parts += map(call_text, calls if isinstance(calls, list) else ())  # any message may have anything of that name
-    return "\n".join(parts)
+    return "\n".join(filter(None, _readable_parts(message)))
+
+
+def _readable_parts(message: Message) -> tuple[str, str, str]:
+    calls = message.to_dict().get("tool_calls")
+    return (
+        f"<think>{message.reasoning}</think>" if message.reasoning else "",
+        message.text,
+        "\n".join(map(call_text, calls if isinstance(calls, list) else ())),  # any message may have anything there
+    )
 
 
 def is_edit_of(before: Message | None, after: Message | None) -> bool:
-    """Whether one text was made from the other: at least half of the shorter one stands at its ends in both."""
+    """Whether one message was made from the other: at least half of the shorter one stands at its ends in both.
+
+    The ends are those of the whole messages, or of thinking, content and calls each: clients leave some of these out.
+    """
     if before is None or after is None or before.role is not after.role:
         return False
     old, new = readable(before), readable(after)
-    head = _common_text(old, new)
-    tail = _common_text(old[head:][::-1], new[head:][::-1])
-    return 2 * (head + tail) >= min(len(old), len(new)) > 0
+    by_part = sum(map(_common_ends, _readable_parts(before), _readable_parts(after)))
+    return 2 * max(by_part, _common_ends(old, new)) >= min(len(old), len(new)) > 0
+
+
+def _common_ends(left: str, right: str) -> int:
+    """How many characters two texts share at their beginnings, and then at their ends."""
+    head = _common_text(left, right)
+    return head + _common_text(left[head:][::-1], right[head:][::-1])
 
 
 def _common_text(left: str, right: str) -> int:
