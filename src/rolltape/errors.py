@@ -49,6 +49,8 @@
     ├── ViewError              the web page: runs cannot be shown as asked
     │   └── NoAnswer           a request of the page cannot be answered; it carries the HTTP status
     ├── MissingExtra           a package of an extra is not installed
+    │   ├── MissingFormat      one that writes a format; an ExportError, too
+    │   └── MissingTracker     one that opens a tracker; a SinkError, too
     └── UsageError             the command line: a flag or an argument is wrong
 
 A message says where, the two facts that disagree, and what to do next:
@@ -332,6 +334,14 @@ class NoAnswer(ViewError):
 
 class MissingExtra(RolltapeError):
     """A package of an extra is not installed. The message names both."""
+
+
+class MissingFormat(MissingExtra, ExportError):
+    """A format is written by a package that is not installed."""
+
+
+class MissingTracker(MissingExtra, SinkError):
+    """A tracker is opened by a package that is not installed."""
 
 
 class UsageError(RolltapeError):

@@ -273,6 +273,37 @@ def test_long_replies_and_many_turns_are_folded_on_a_terminal_with_and_without_c
     assert "…" not in piped
 
 
+def test_middle_turns_are_folded_on_a_terminal_unless_all_are_asked_for(cli: Cli, tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session()
+        messages, ids = [said("user", "go")], [1]
+        for turn in range(500):
+            reply = said("assistant", f"reply {turn}.")
+            # Turn 250 answers a shorter prompt than the one before it: a fork.
+            prompt = (messages[:3], ids[:3]) if turn == 250 else (messages, ids)
+            session.record_turn(
+                prompt_messages=prompt[0],
+                prompt_ids=prompt[1],
+                sampled_ids=[1000 + turn],
+                logprobs=[-0.5],
+                reply=reply,
+                finish="stop",
+            )
+            messages, ids = [*prompt[0], reply, said("user", "more")], [*prompt[1], 1000 + turn, 2]
+        rollout.finish(reward=1.0)
+    shown = ("show", tmp_path / "run", "--part", "tree", "--part", "transcript")
+    folded = STYLE.sub("", on_terminal(*shown, columns=80))
+    assert "… 482 turns, among them 1 fork; --full shows all" in folded
+    assert "… 483 turns; --full shows all" in folded  # the last passage is the reward
+    turns = [line.split()[1] for line in folded.splitlines() if line.startswith("turn ")]
+    assert turns == [f"0.{turn}" for turn in (*range(12), *range(495, 500))]
+    assert len(folded) < 8_000
+    for whole in (STYLE.sub("", on_terminal(*shown, "--full", columns=80)), cli(*shown).out):
+        assert "…" not in whole
+        assert sum(line.startswith("turn ") for line in whole.splitlines()) == 500
+    assert "…" not in on_terminal("tree", tmp_path / "run", columns=80)
+
+
 def test_the_transcript_fits_a_narrow_terminal(talk: Path) -> None:
     printed = on_terminal("show", talk, "--part", "transcript", columns=44, errors=False)
     body = [line for line in STYLE.sub("", printed).splitlines() if line.startswith("  ")]

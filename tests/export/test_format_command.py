@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +125,23 @@ def test_wrong_usage_is_named(cli: Cli, run: Path, arguments: list[str], says: s
     done = cli("export", run, *arguments)
     assert done.code == 2
     assert says in done.err
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("inspect_ai.log", ["--format", "inspect", "-o", "x.eval"], "inspect"),
+        ("datasets", ["--what", "conversations", "--format", "datasets", "-o", "folder"], "datasets"),
+    ],
+)
+def test_package_that_is_not_installed_is_wrong_usage(
+    cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch, module: str, arguments: list[str], extra: str
+) -> None:
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setitem(sys.modules, module, None)
+    refused = cli("export", run, *arguments)
+    assert (refused.code, refused.out) == (2, "")
+    assert f"pip install 'rolltape[{extra}]'" in refused.err
 
 
 def test_samples_that_lack_what_is_needed_are_an_error_and_leave_no_file(cli: Cli, run: Path, tmp_path: Path) -> None:

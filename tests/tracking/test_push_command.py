@@ -271,7 +271,7 @@ def test_tracker_that_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     result = push(run, "--to", to)
-    assert result.code == 4
+    assert result.code == 2
     assert f"install rolltape[{extra}]" in result.err
 
 

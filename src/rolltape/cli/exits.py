@@ -2,13 +2,22 @@
 
 import enum
 
-from rolltape.errors import ExportError, LedgerError, NoSuchRollout, RolltapeError, SinkError, TapeError, TapeWriteError
+from rolltape.errors import (
+    ExportError,
+    LedgerError,
+    MissingExtra,
+    NoSuchRollout,
+    RolltapeError,
+    SinkError,
+    TapeError,
+    TapeWriteError,
+)
 
 
 class Exit(enum.IntEnum):
     OK = 0
     BROKEN = 1  # `check` found a breach, or `doctor` a fault
-    USAGE = 2  # a flag, an id, a policy, or an SQL statement is wrong
+    USAGE = 2  # a flag, an id, a policy, or an SQL statement is wrong, or a package of an extra is missing
     RUN = 3  # the run is missing, empty, damaged, or newer than this program
     OUTPUT = 4  # the output could not be written
     FAILED = 5  # attempts failed, or could not be graded; `collect --resume` runs or grades them again
@@ -19,7 +28,7 @@ class Exit(enum.IntEnum):
 
 _EVERY_COMMAND = {
     Exit.OK: "success",
-    Exit.USAGE: "wrong usage",
+    Exit.USAGE: "wrong usage, or a package is not installed",
     Exit.RUN: "run missing, empty, damaged, or newer than this program",
     Exit.OUTPUT: "output not written",
     Exit.INTERRUPTED: "interrupted",
@@ -45,7 +54,7 @@ def exit_codes_of(command: str) -> str:
 def exit_code(error: RolltapeError) -> Exit:
     """The exit code for an error that ends a command."""
     match error:
-        case NoSuchRollout():
+        case NoSuchRollout() | MissingExtra():
             return Exit.USAGE
         case ExportError() | SinkError() | TapeWriteError():
             return Exit.OUTPUT

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_FIRST_SHOWN, _LAST_SHOWN = 12, 6  # lines of a text, and turns of a rollout
 _STYLES = {
     "bold": "1",
     "dim": "2",
@@ -226,6 +227,13 @@ def fit_columns(
     else:
         lines = [_GAP.join(map(_padded, cells, widths, sides)).rstrip() for cells in texts]
     return FittedTable(lines, [name for at, name in enumerate(columns) if at not in shown])
+
+
+def fold(items: Sequence[T], *, full: bool) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+    """The first items, those in the middle that are to be folded, and the last; a single one is not folded."""
+    if full or len(items) - _FIRST_SHOWN - _LAST_SHOWN < 2:
+        return items, (), ()
+    return items[:_FIRST_SHOWN], items[_FIRST_SHOWN:-_LAST_SHOWN], items[-_LAST_SHOWN:]
 
 
 def cell_width(text: str) -> int:

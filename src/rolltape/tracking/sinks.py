@@ -13,7 +13,7 @@ from typing import Protocol, Self, TypedDict
 
 import msgspec
 
-from rolltape.errors import SinkError
+from rolltape.errors import MissingTracker, SinkError
 from rolltape.tracking.choice import Allowance, Choice, Pick
 from rolltape.tracking.summary import ShownStep
 
@@ -222,7 +222,7 @@ def import_package(module: str, *, extra: str) -> None:
     try:
         import_module(module)
     except ImportError as error:
-        raise SinkError(f"{module} cannot be imported ({error}); install rolltape[{extra}]") from None
+        raise MissingTracker(f"{module} cannot be imported ({error}); install rolltape[{extra}]") from None
 
 
 def _error_text(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import enum
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from rolltape.cli.runs import (
 from rolltape.cli.screen import (
     cell_width,
     color_system,
+    fold,
     note,
     number,
     plural,
@@ -38,12 +39,11 @@ from rolltape.samples import Linearized, linearize, spelling
 from rolltape.samples.facts import fact_lines, title
 from rolltape.samples.spelling import Spellings
 from rolltape.traces import trace_of
-from rolltape.traces.transcript import NOT_RECORDED, build_transcript
+from rolltape.traces.transcript import NOT_RECORDED, Passage, build_transcript
 from rolltape.view.run.trainer import TokenRecords
 
 _LABEL = 13
 _LEAST_ROOM = 16
-_FIRST_LINES, _LAST_LINES = 12, 6
 # Only this much of a line is laid out: one of 10 MB is just counted.
 _LONGEST_LINE = 400
 _STYLES = {"thinks": "dim", "error": "yellow", NOT_RECORDED: "yellow"}
@@ -63,7 +63,7 @@ class TokenPrinter:
         self._by = by
         self._as_json = as_json
         self._records = None if by.column is None else TokenRecords(Path(run))
-        self._painter = Painter(color_system(), full=full or terminal_width() is None)
+        self._painter = Painter(color_system(), full=full)
         self._legend = ""  # the last one printed
 
     def check(self, made: Linearized) -> None:
@@ -141,7 +141,7 @@ def show(
         Measure,
         option("--color-by VALUE", f"Color tokens by {either(Measure)}; the last four need a trainer's token records."),
     ] = Measure.TRAINED,
-    full: Annotated[bool, option("--full", "Do not fold long texts.")] = False,
+    full: Annotated[bool, option("--full", "Do not fold long texts and middle turns.")] = False,
     cut: CutOptions,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
@@ -149,10 +149,11 @@ def show(
     """Show a rollout: tree, transcript, and tokens in color.
 
     ROLLOUT may also be a sample id, to show only the tokens of that sample. In a pipe, and without colors, tokens are
-    marked: «trained», ‹sampled but not trained here›, context plain. Long texts are folded on a terminal only. --json
-    prints samples.
+    marked: «trained», ‹sampled but not trained here›, context plain. Long texts and the middle turns of a long rollout
+    are folded on a terminal only. --json prints samples.
     """
     policy = cut.cut_policy()
+    full = full or terminal_width() is None
     sample_id = which.rollout if which.rollout is not None and "@" in which.rollout else None
     sections = _sections(part, sample_id, as_json=as_json)
     tape = open_run(run)
@@ -196,17 +197,25 @@ def _print_section(section: Section, made: Linearized, tokens: TokenPrinter, *, 
         return
     print_line("")
     if section is Section.TREE:
-        draw_trees(made.rollout, tokens.spellings)
+        draw_trees(made.rollout, tokens.spellings, full=full)
         return
-    width = terminal_width()
-    for line, style in transcript_lines(made.rollout, width=width, full=full or width is None):
+    for line, style in transcript_lines(made.rollout, width=terminal_width(), full=full):
         print_long(line, style)
 
 
 def transcript_lines(rollout: Rollout, *, width: int | None, full: bool) -> Iterator[tuple[str, str]]:
     """Each line with its style; wrapped at `width` cells unless that is None, and folded unless `full`."""
     layout = _LabeledText(width, full=full)
-    for passage in build_transcript(rollout, trace_of(rollout)):
+    first, hidden, last = fold(list(build_transcript(rollout, trace_of(rollout))), full=full)
+    yield from _passage_lines(first, layout)
+    if hidden:
+        kinds = Counter(passage.title.split()[0] for passage in hidden)  # turns, and steps without one
+        yield f"… {', '.join(plural(many, kind) for kind, many in kinds.items())}; --full shows all", "bold"
+    yield from _passage_lines(last, layout)
+
+
+def _passage_lines(passages: Sequence[Passage], layout: "_LabeledText") -> Iterator[tuple[str, str]]:
+    for passage in passages:
         if passage.cause is None:
             yield passage.title, "bold"
         else:
@@ -231,16 +240,14 @@ class _LabeledText:
 
     def _folded(self, text: str) -> Iterator[str]:
         lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
-        hidden = len(lines) - _FIRST_LINES - _LAST_LINES
-        if self._full or hidden < 2:
-            yield from self._fitted(lines)
-            return
-        yield from self._fitted(lines[:_FIRST_LINES])
-        characters = sum(map(len, lines[_FIRST_LINES:-_LAST_LINES])) + hidden
-        yield f"… {hidden:,} lines, {characters:,} characters"
-        yield from self._fitted(lines[-_LAST_LINES:])
+        first, hidden, last = fold(lines, full=self._full)
+        yield from self._fitted(first)
+        if hidden:
+            characters = sum(map(len, hidden)) + len(hidden)
+            yield f"… {len(hidden):,} lines, {characters:,} characters"
+        yield from self._fitted(last)
 
-    def _fitted(self, lines: list[str]) -> Iterator[str]:
+    def _fitted(self, lines: Sequence[str]) -> Iterator[str]:
         for line in lines:
             hidden = len(line) - _LONGEST_LINE
             kept = line if self._full or hidden <= 0 else line[:_LONGEST_LINE]

@@ -7,13 +7,13 @@ import msgspec
 
 from rolltape.cli.options import JsonOption, OneRollout, RunArgument, TokenizerOption
 from rolltape.cli.runs import SelectedRollouts, excerpt, open_run, open_spellings, report_problems
-from rolltape.cli.screen import arrow, plural, print_json, print_line, quoted, writes_unicode
+from rolltape.cli.screen import arrow, fold, plural, print_json, print_line, quoted, writes_unicode
 from rolltape.records.fork import Difference, Fork
 from rolltape.records.rollout import Rollout, Session
 from rolltape.samples.facts import title
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.tree import PlacedTurn, Tree, forks_of, tree_of
-from rolltape.tree.drawing import drawn_turns, headline, new_messages, turn_lines
+from rolltape.tree.drawing import Drawn, drawn_turns, headline, new_messages, turn_lines
 
 _MESSAGES_SHOWN = 3
 
@@ -41,8 +41,8 @@ def tree(
     return report_problems(tape)
 
 
-def draw_trees(rollout: Rollout, spellings: Spellings) -> None:
-    """Print the tree of each session."""
+def draw_trees(rollout: Rollout, spellings: Spellings, *, full: bool = True) -> None:
+    """Print the tree of each session, with the middle turns of a long one folded unless `full`."""
     for session in rollout.sessions:
         grown = tree_of(session)
         forks = forks_of(grown)
@@ -51,7 +51,7 @@ def draw_trees(rollout: Rollout, spellings: Spellings) -> None:
         print_line(
             f"session {session.ordinal}: {plural(len(session.turns), 'turn')}, {sampled}, {plural(len(forks), 'fork')}"
         )
-        for line, style in _tree_lines(grown, forks, spellings.of(session)):
+        for line, style in _tree_lines(grown, forks, spellings.of(session), full=full):
             print_line(line, style=style)
 
 
@@ -65,19 +65,30 @@ _UNICODE = _Strokes("├─", "│ ", "●")
 _ASCII = _Strokes("|-", "| ", "*")
 
 
-def _tree_lines(tree: Tree, forks: Sequence[Fork], spell: Spell | None) -> Iterator[tuple[str, str]]:
+def _tree_lines(tree: Tree, forks: Sequence[Fork], spell: Spell | None, *, full: bool) -> Iterator[tuple[str, str]]:
     """Each line with its style. The latest continuation goes straight down; earlier ones branch off."""
-    strokes = _UNICODE if writes_unicode() else _ASCII
     fork_at = {fork.turn: fork for fork in forks}
-    for placed, column, branches_off in drawn_turns(tree):
-        fork = fork_at.get(placed.turn.id)
-        # A branch is drawn beside the line that it leaves, and that line continues below.
-        left = strokes.down * column
-        corner = strokes.down * (column - 1) + strokes.branch if branches_off else left
-        yield f"{corner}{strokes.dot} {headline(placed, fork)}", "bold yellow" if fork else "bold"
-        below = strokes.down if placed.children else "  "
-        for line in _turn_lines(placed, fork, spell):
-            yield f"{left}{below}  {line}", "yellow" if line.startswith(("fork", "  ")) else ""
+    first, hidden, last = fold(list(drawn_turns(tree)), full=full)
+    for drawn in first:
+        yield from _drawn_lines(drawn, fork_at.get(drawn.placed.turn.id), spell)
+    if hidden:
+        folded = sum(drawn.placed.turn.id in fork_at for drawn in hidden)
+        among = f", among them {plural(folded, 'fork')}" if folded else ""
+        yield f"… {plural(len(hidden), 'turn')}{among}; --full shows all", "bold"
+    for drawn in last:
+        yield from _drawn_lines(drawn, fork_at.get(drawn.placed.turn.id), spell)
+
+
+def _drawn_lines(drawn: Drawn, fork: Fork | None, spell: Spell | None) -> Iterator[tuple[str, str]]:
+    placed, column, branches_off = drawn
+    strokes = _UNICODE if writes_unicode() else _ASCII
+    # A branch is drawn beside the line that it leaves, and that line continues below.
+    left = strokes.down * column
+    corner = strokes.down * (column - 1) + strokes.branch if branches_off else left
+    yield f"{corner}{strokes.dot} {headline(placed, fork)}", "bold yellow" if fork else "bold"
+    below = strokes.down if placed.children else "  "
+    for line in _turn_lines(placed, fork, spell):
+        yield f"{left}{below}  {line}", "yellow" if line.startswith(("fork", "  ")) else ""
 
 
 def _turn_lines(placed: PlacedTurn, fork: Fork | None, spell: Spell | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.errors import ExportError
+from rolltape.errors import ExportError, MissingFormat
 from rolltape.records.sample import Sample
 from rolltape.records.turn import Logprobs
 
@@ -127,7 +127,7 @@ def torch_module() -> ModuleType:
     try:
         import torch
     except ImportError:
-        raise ExportError(
+        raise MissingFormat(
             "this format is made of tensors, and torch is not installed; pip install 'rolltape[torch]'"
         ) from None
     return torch

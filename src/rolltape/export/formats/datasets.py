@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rolltape.errors import ExportError
+from rolltape.errors import ExportError, MissingFormat
 from rolltape.extras import pa, pq
 
 
@@ -99,6 +99,6 @@ def _datasets() -> Any:
     try:
         return import_module("datasets")
     except ImportError:
-        raise ExportError(
+        raise MissingFormat(
             "datasets are written by datasets; install it with pip install 'rolltape[datasets]'"
         ) from None

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rolltape.errors import ExportError
+from rolltape.errors import ExportError, MissingFormat
 from rolltape.export.conversations import Conversation, conversations_of
 from rolltape.export.files import Destination
 from rolltape.records.jsonable import encode_numbers
@@ -177,6 +177,6 @@ def _inspect() -> tuple[Any, Any, Any]:
     try:
         return import_module("inspect_ai.log"), import_module("inspect_ai.model"), import_module("inspect_ai.scorer")
     except ImportError:
-        raise ExportError(
+        raise MissingFormat(
             "--format inspect needs inspect-ai; install it with pip install 'rolltape[inspect]'"
         ) from None
