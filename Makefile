@@ -70,9 +70,9 @@ chromium:
 bwrap:
 	@command -v bwrap >/dev/null || { apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; } || true
 
-# Containers likewise. Tests make their image of this machine's own programs.
+# Containers likewise. Tests make their image of this machine's own programs. podman-compose needs aardvark-dns and iptables.
 podman:
-	@command -v podman >/dev/null && command -v runc >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends podman runc catatonit netavark >/dev/null; } || true
+	@command -v podman >/dev/null && command -v runc >/dev/null && test -x /usr/lib/podman/aardvark-dns && test -x /usr/sbin/iptables || { apt-get update -qq && apt-get install -y -qq --no-install-recommends podman runc catatonit netavark aardvark-dns iptables >/dev/null; } || true
 
 # The unit of deploy/ is checked by it.
 systemd:

@@ -1,9 +1,15 @@
-"""The image of deploy/Dockerfile, and the three services of deploy/compose.yaml in it, run by podman."""
+"""The image of deploy/Dockerfile, and the services of deploy/compose.yaml in it, run by podman and podman-compose."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import time
+import urllib.error
+import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +19,15 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from distributions import ROOT, build
 from podman import needs_podman, podman
+from served_gateways import free_port
 
 pytest.importorskip("hatchling")
 
 KEYS = {"ROLLTAPE_ADMIN_KEY": "admin-1", "ROLLTAPE_ENGINE_KEY": "engine-1", "ROLLTAPE_VIEW_KEY": "view-1"}
 # No package index is reachable: the packages that Rolltape needs, and the libraries that those need, are mounted.
 PACKAGES = Path(aiohttp.__file__).parents[1]
-MOUNTS = [f"--volume={PACKAGES}:/packages:ro", "--volume=/usr/lib/x86_64-linux-gnu:/usr/lib/x86_64-linux-gnu:ro"]
+FOLDERS = [f"{PACKAGES}:/packages:ro", "/usr/lib/x86_64-linux-gnu:/usr/lib/x86_64-linux-gnu:ro"]
+MOUNTS = [f"--volume={one}" for one in FOLDERS]
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +102,17 @@ except urllib.error.URLError as error:
     return status, text
 
 
-def wait_until_ready(container: str, url: str = "http://127.0.0.1:8400/readyz", key: str | None = None) -> None:
+def wait_until_ready(container: str, url: str = "http://127.0.0.1:8400/readyz", key: str | None = None) -> str:
+    """Waits until an address answers from within a container; the text."""
+    return wait_for(lambda: ask(container, url, key), container)
+
+
+def wait_for(answers: Callable[[], tuple[int, str]], container: str) -> str:
     began, within_s = time.monotonic(), 240.0
-    while (answer := ask(container, url, key))[0] != 200:
+    while (answer := answers())[0] != 200:
         assert time.monotonic() < began + within_s, (answer, podman("logs", container).stderr)
         time.sleep(0.5)
+    return answer[1]
 
 
 def test_services_of_the_compose_file_record_and_show_a_turn(services: dict[str, str]) -> None:
@@ -131,3 +145,60 @@ def test_nothing_in_the_image_runs_as_root_and_it_stops_in_order(services: dict[
     assert stopped.returncode == 0, stopped.stderr
     state = podman("inspect", "--format={{.State.ExitCode}}", services["gateway"])
     assert state.stdout.strip() == "0", podman("logs", services["gateway"]).stderr
+
+
+def podman_compose() -> str:
+    """The program podman-compose; the test is skipped where it, or what its networks need, is not installed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/lib/podman", "/usr/sbin"])
+    for program in ("podman-compose", "aardvark-dns", "iptables"):
+        if shutil.which(program, path=path) is None:
+            pytest.skip(f"{program} is not installed")
+    found = shutil.which("podman-compose", path=path)
+    assert found is not None
+    return found
+
+
+def get(url: str, key: str | None = None) -> tuple[int, str]:
+    """A request from this machine; the status, or 0 without an answer, and the text."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def test_compose_brings_the_services_up_and_takes_them_down(image: str, tmp_path: Path) -> None:
+    program, project = podman_compose(), f"rolltape-{uuid.uuid4().hex[:12]}"
+    one = {"environment": {"PYTHONPATH": "/packages"}, "volumes": FOLDERS}
+    (tmp_path / "mounts.yaml").write_text(json.dumps({"services": dict.fromkeys(("engine", "gateway", "view"), one)}))
+    files = ("--file", str(ROOT / "deploy" / "compose.yaml"), "--file", str(tmp_path / "mounts.yaml"))
+    ports = {"ROLLTAPE_GATEWAY_PORT": str(free_port()), "ROLLTAPE_VIEW_PORT": str(free_port())}
+    gateway, view = (f"http://127.0.0.1:{port}" for port in ports.values())
+    environment = {**os.environ, **KEYS, **ports, "ROLLTAPE_IMAGE": image}
+
+    def compose(*arguments: str) -> None:
+        command = [program, "--project-name", project, *files, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+
+    def left() -> list[str]:
+        listed = [podman(kind, "ls", "--noheading").stdout for kind in ("volume", "network")]
+        listed.append(podman("ps", "--all", "--noheading").stdout)
+        return [line for text in listed for line in text.splitlines() if project in line]
+
+    try:
+        compose("up", "--detach")
+        # The gateway is ready once it has found the engine by its name.
+        wait_for(lambda: get(f"{gateway}/readyz"), f"{project}_gateway_1")
+        assert get(f"{gateway}/sessions")[0] == 401
+        assert get(f"{gateway}/sessions", KEYS["ROLLTAPE_ADMIN_KEY"])[0] == 200
+        runs = wait_for(lambda: get(f"{view}/api/runs", KEYS["ROLLTAPE_VIEW_KEY"]), f"{project}_view_1")
+        assert "exp1" in runs
+        assert get(f"{view}/api/runs")[0] == 401
+        assert left() != []
+    finally:
+        compose("down", "--volumes")
+    assert left() == []
