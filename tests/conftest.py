@@ -6,6 +6,7 @@ A test that is skipped with CI=true fails instead: something that it needs is mi
 import asyncio
 import inspect
 import os
+import signal
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -25,6 +26,9 @@ _SETTINGS = "_hypothesis_internal_use_settings"
 # Machines are noisy: how long an example takes says nothing.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+# A shell that runs the tests in the background has SIGINT ignored, and what tests start inherits that: Ctrl-C would do nothing.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests log to trackers stays out of the home directory; they look at this when they are first imported.
 _TRACKERS = tempfile.TemporaryDirectory(prefix="trackers-", ignore_cleanup_errors=True)
