@@ -14,7 +14,7 @@ from rolltape.errors import LedgerError
 from rolltape.records.turn import Ids, LogprobKind, Logprobs
 
 # Raised when the summary of the same rollout would come to other counts than before.
-SUMMARY_RULES = 6
+SUMMARY_RULES = 7
 
 
 class Fate(enum.StrEnum):
