@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails, ToolChoice
-from rolltape.gateway.wire.chat_form import function_tool, media_part, parse_arguments
-from rolltape.gateway.wire.fields import COMMENT, Fields, event, key_in, printable, with_headers
+from rolltape.gateway.wire.fields import (
+    COMMENT,
+    Fields,
+    event,
+    function_tool,
+    key_in,
+    media_part,
+    parse_arguments,
+    printable,
+    with_headers,
+)
 from rolltape.gateway.wire.protocol import NO_HEADERS
 from rolltape.records.jsonable import encode_json, shown
 

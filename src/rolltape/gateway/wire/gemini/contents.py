@@ -9,8 +9,7 @@ import binascii
 import itertools
 from typing import Any
 
-from rolltape.gateway.wire.chat_form import SIGNATURE, assistant_message, media_part, plain_content, user_messages
-from rolltape.gateway.wire.fields import Fields
+from rolltape.gateway.wire.fields import SIGNATURE, Fields, assistant_message, media_part, plain_content, user_messages
 from rolltape.records.jsonable import encode_json
 
 # The API has arguments that are an object. Others that a model wrote go out as the text under this name.

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.wire.chat_form import parse_arguments
-from rolltape.gateway.wire.fields import event, key_in
+from rolltape.gateway.wire.fields import event, key_in, parse_arguments
 from rolltape.gateway.wire.gemini.contents import ARGUMENTS_AS_TEXT, sign_reply
 from rolltape.gateway.wire.gemini.request import STREAMING, read_counting, read_request
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route

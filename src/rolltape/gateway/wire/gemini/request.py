@@ -9,8 +9,7 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails, ToolChoice
-from rolltape.gateway.wire.chat_form import function_tool
-from rolltape.gateway.wire.fields import Fields, printable, read_body
+from rolltape.gateway.wire.fields import Fields, function_tool, printable, read_body
 from rolltape.gateway.wire.gemini.contents import is_models, read_contents
 from rolltape.gateway.wire.gemini.schemas import to_json_schema
 

@@ -9,16 +9,17 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
-from rolltape.gateway.wire.chat_form import (
+from rolltape.gateway.wire.fields import (
     SIGNATURE,
+    Fields,
     assistant_message,
     function_tool,
     kept_medium,
     media_part,
     plain_content,
+    read_body,
     user_messages,
 )
-from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 

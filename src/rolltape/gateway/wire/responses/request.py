@@ -4,8 +4,7 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import REFERENCES, ChatRequest, Effort, OutputSchema, SamplingParams
-from rolltape.gateway.wire.chat_form import plain_content
-from rolltape.gateway.wire.fields import Fields, printable, read_body
+from rolltape.gateway.wire.fields import Fields, plain_content, printable, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
     TEXT_OR_PARTS,

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.gateway.wire.chat_form import function_tool, parse_arguments
-from rolltape.gateway.wire.fields import Fields
+from rolltape.gateway.wire.fields import Fields, function_tool, parse_arguments
 from rolltape.records.jsonable import encode_json
 
 _TEXT: dict[str, Any] = {"type": "string"}
