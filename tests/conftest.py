@@ -27,7 +27,7 @@ _SETTINGS = "_hypothesis_internal_use_settings"
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-# A shell that runs the tests in the background has SIGINT ignored, and what tests start inherits that: Ctrl-C would do nothing.
+# A shell that runs the tests in the background ignores SIGINT, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests log to trackers stays out of the home directory; they look at this when they are first imported.

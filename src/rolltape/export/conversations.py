@@ -25,8 +25,9 @@ from rolltape.extras import pa
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.messages import Message, Role, content_text
 from rolltape.records.rollout import Rollout, Session, Status
-from rolltape.records.turn import Delivery, Finish, Turn
+from rolltape.records.turn import Turn
 from rolltape.tree import Arrivals, arrivals_of, tree_of
+from rolltape.tree.arrival import is_in_doubt
 
 _WIRE_ONLY = ("id", "weight")  # of a message: what the gateway knows it by, and what is written afresh
 
@@ -108,8 +109,7 @@ def _reply_trains(turn: Turn, arrivals: Arrivals) -> bool:
         return False
     if "weight" in facts.extra:  # the file that it was imported from says so
         return bool(facts.extra["weight"])
-    in_doubt = facts.finish is Finish.ABORT or facts.delivery is not Delivery.DELIVERED
-    return turn.sequence not in arrivals.abandoned and not (in_doubt and turn.sequence in arrivals.unproven)
+    return turn.sequence not in arrivals.abandoned and not (turn.sequence in arrivals.unproven and is_in_doubt(turn))
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:

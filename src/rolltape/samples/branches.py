@@ -75,9 +75,7 @@ def branching(tree: Tree, left_out: Set[int], heads: Mapping[int, int], policy: 
     """
     demoted = _demoted(tree, heads, policy)
     links: dict[int, Link] = {}
-    by_messages: dict[
-        int, PlacedTurn | None
-    ] = {}  # for each turn the nearest that is linked, itself or up its messages
+    by_messages: dict[int, PlacedTurn | None] = {}  # for each turn the nearest linked one, itself or up its messages
     ranks: dict[int, int] = {}
     for placed in tree.turns:
         if demoted:

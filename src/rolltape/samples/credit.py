@@ -31,8 +31,7 @@ def group_advantages(rewards: Sequence[float | None], kind: Advantage | str) -> 
     counted = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
     if chosen is Advantage.NONE or not counted:
         return [None] * len(rewards)
-    # Scaled by a power of two, which changes no digit, so that neither the sum nor a square can overflow.
-    unit = math.ldexp(0.5, math.frexp(max(map(abs, counted)))[1])
+    unit = unit_of(max(map(abs, counted)))
     scaled = [reward / unit for reward in counted]
     mean = math.fsum(scaled) / len(scaled)
     spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scaled) / len(scaled))
@@ -43,6 +42,14 @@ def group_advantages(rewards: Sequence[float | None], kind: Advantage | str) -> 
     return [
         None if reward is None or not math.isfinite(reward) else (reward / unit - mean) * factor for reward in rewards
     ]
+
+
+def unit_of(largest: float) -> float:
+    """The power of two to divide numbers up to this by, so that neither their sum nor a square overflows.
+
+    The division changes no digit.
+    """
+    return math.ldexp(0.5, math.frexp(largest)[1])
 
 
 def advantages_of(attempts: Iterable[RewardedRollout], kind: Advantage | str) -> dict[tuple[str, int], float | None]:

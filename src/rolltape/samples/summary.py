@@ -96,5 +96,4 @@ def _ledger(policy: CutPolicy, cuts: list[Cut], pruned: int) -> dict[str, int]:
 
 def _branch_count(tree: Tree) -> int:
     """How many ends a tree has, auxiliary calls aside."""
-    own = (placed for placed in tree.turns if placed.turn.facts.auxiliary is None)
-    return sum(all(child.turn.facts.auxiliary is not None for child in placed.children) for placed in own)
+    return sum(placed.is_task and not any(child.is_task for child in placed.children) for placed in tree.turns)

@@ -199,7 +199,7 @@ def unrecorded_turns(rollout: Rollout, named: Iterable[Turn]) -> Iterator[Turn]:
 
 def main_branch(session: Session) -> list[Turn]:
     """The turns on the path to a session's last turn that is not auxiliary."""
-    own = (placed for placed in reversed(tree_of(session).turns) if placed.turn.facts.auxiliary is None)
+    own = (placed for placed in reversed(tree_of(session).turns) if placed.is_task)
     placed: PlacedTurn | None = next(own, None)
     branch: list[Turn] = []
     while placed is not None:

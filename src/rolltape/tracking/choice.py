@@ -68,15 +68,12 @@ class Allowance:
 
 
 def _over_rewards(candidates: Sequence[Candidate], limit: int) -> list[int]:
-    rewards = {at: one.reward for at, one in enumerate(candidates)}
     ranked = sorted(
-        (
-            (reward, _hash(candidates[at]), at)
-            for at, reward in rewards.items()
-            if reward is not None and reward == reward
-        )
+        (one.reward, _hash(one), at)
+        for at, one in enumerate(candidates)
+        if one.reward is not None and not math.isnan(one.reward)
     )
-    without = [at for at, reward in rewards.items() if reward is None or math.isnan(reward)]
+    without = sorted(set(range(len(candidates))) - {at for *_, at in ranked})
     if len(ranked) <= limit:
         return ([at for *_, at in ranked] + without)[:limit]
     if limit == 1:

@@ -13,6 +13,7 @@ from rolltape.records.rollout import Status, StopReason
 from rolltape.records.sample import Fate
 from rolltape.records.trace import Trace
 from rolltape.samples import Linearized
+from rolltape.samples.credit import unit_of
 
 _COUNT = "/rollouts/count"
 _FIELDS = {"min": "minimum", "max": "maximum"}
@@ -138,8 +139,7 @@ def compute_spread(values: Iterable[float]) -> Spread | None:
     finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
     if not len(finite):
         return None
-    # Scaled by a power of two, which changes no digit, so that neither the sum nor a square can overflow.
-    unit = math.ldexp(0.5, math.frexp(float(np.abs(finite).max()))[1])
+    unit = unit_of(float(np.abs(finite).max()))
     scaled = finite / unit
     return Spread(
         count=len(finite),

@@ -31,20 +31,20 @@ def arrivals_of(tree: Tree) -> Arrivals:
     doubtful = [
         placed
         for placed in tree.turns
-        if placed.is_task and not placed.came_back and (placed.sequence in left or _is_in_doubt(placed))
+        if placed.is_task and not placed.came_back and (placed.sequence in left or is_in_doubt(placed.turn))
     ]
     shown, edited = _shown_in_place(doubtful)
     unproven = {placed.sequence for placed in doubtful} - shown
     if unproven and not tree.tool_ids_matter:
         unproven -= _shown_by_id(tree, [placed for placed in doubtful if placed.sequence in unproven])
-    in_doubt = {one.sequence: one.turn for one in doubtful if one.sequence in unproven and _is_in_doubt(one)}
+    in_doubt = {one.sequence: one.turn for one in doubtful if one.sequence in unproven and is_in_doubt(one.turn)}
     heads = _shown_in_part(tree, in_doubt)
     return Arrivals(frozenset(unproven), frozenset((unproven & left) - edited - heads.keys()), heads)
 
 
-def _is_in_doubt(placed: PlacedTurn) -> bool:
-    facts = placed.turn.facts
-    return facts.finish is Finish.ABORT or facts.delivery is not Delivery.DELIVERED
+def is_in_doubt(turn: Turn) -> bool:
+    """Whether a reply was cut short, or perhaps not delivered: it counts as far as something later shows it."""
+    return turn.facts.finish is Finish.ABORT or turn.facts.delivery is not Delivery.DELIVERED
 
 
 def _left_turns(tree: Tree) -> set[int]:
@@ -149,7 +149,8 @@ def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
         wire_id: placed.sequence
         for placed in turns
         if placed.turn.reply
-        for wire_id in placed.turn.reply.wire_ids - ({_own_id(placed.turn.reply)} if _is_in_doubt(placed) else set())
+        for wire_id in placed.turn.reply.wire_ids
+        - ({_own_id(placed.turn.reply)} if is_in_doubt(placed.turn) else set())
         if given[wire_id] == 1
     }
     if not wanted:
