@@ -46,6 +46,7 @@ class TinkerService:
         plain: dict[str, dict[str, Any]] = {
             "client/config": {},
             "client/dynamic_config": {"sample_cancel_enabled": True},
+            "get_info": {"type": "get_info", "model_data": {"model_name": "tiny"}, "model_id": "model"},
             "create_session": {"session_id": "session"},
             "session_heartbeat": {},
             "sessions/session/finish": {},
@@ -147,7 +148,8 @@ def tinker_service(say: Say) -> Iterator[tuple[TinkerService, tinker.TrainingCli
     service.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         with tinker.ServiceClient(base_url=service.url, api_key="tml-test") as client:
-            yield service, client.create_lora_training_client(base_model="tiny")
+            made: Any = client.create_lora_training_client(base_model="tiny")
+            yield service, made.result() if isinstance(made, tinker.APIFuture) else made  # a client before 0.37
     finally:
         service.release()
         background.submit(runner.cleanup()).result()

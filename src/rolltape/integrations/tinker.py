@@ -1,8 +1,9 @@
 """Tinker: its sampling client is the engine behind the gateway, and groups become its `Datum`s.
 
     service = tinker.ServiceClient()
-    training = service.create_lora_training_client(base_model="Qwen/Qwen3-8B")
-    live = TinkerGroups("runs/exp1", collect=settings, sampler=training.save_weights_and_get_sampling_client())
+    training = service.create_lora_training_client(base_model="Qwen/Qwen3-8B").result()
+    sampler = training.save_weights_and_get_sampling_client()
+    live = TinkerGroups("runs/exp1", collect=settings, sampler=sampler)
     for step, tasks in enumerate(batches):
         groups = live.request(tasks, step=step).wait()
         training.forward_backward(group_datums(groups), "importance_sampling").result()
@@ -55,6 +56,7 @@ class TinkerEngine(FunctionEngine):
 
     A sampling client has the same weights for as long as it lives. `use` puts another one in its place: replies in
     flight end with the client that they began with, and each reply has the version of its own client on the tape.
+    Tinker's `kind="inflight"` clients change weights while they sample and do not say when: their versions are wrong.
 
     Tinker stops at token ids or at texts, not at both, so that `stop` texts of agents are not applied.
     """
@@ -65,7 +67,7 @@ class TinkerEngine(FunctionEngine):
         """Wrap a sampling client; nothing is sampled yet.
 
         Arguments:
-            client: A `tinker.SamplingClient`.
+            client: A `tinker.SamplingClient`, or Tinker's future of one, which is waited for.
             version: The weight version that the client has. None: what is announced to the gateway.
             model: The model's name in the record.
             context: Tokens of prompt and reply together that the model takes.
@@ -73,11 +75,12 @@ class TinkerEngine(FunctionEngine):
         applies = ("temperature", "top_p", "top_k", "seed", "max_tokens", TOP_LOGPROBS)
         super().__init__(self._sample, name="Tinker's sampling client", model=model, context=context, applies=applies)
         self.loop = None  # Tinker's clients have an event loop of their own
-        self._sampler: tuple[Any, str | None] = (client, version)
+        self.use(client, version)
 
     def use(self, client: Any, version: str | None) -> None:
-        """Sample with another client from now on."""
-        self._sampler = (client, version)
+        """Sample with another client from now on. A future of one is waited for."""
+        ready = client.result() if isinstance(client, tinker.APIFuture) else client
+        self._sampler: tuple[Any, str | None] = (ready, version)
 
     async def facts(self) -> EngineFacts:
         known = await super().facts()
@@ -132,7 +135,7 @@ class TinkerGroups(LiveGroups):
         Arguments:
             tape: The run, or its folder.
             collect: What to collect; `model` in it is the folder with the tokenizer.
-            sampler: A `tinker.SamplingClient`.
+            sampler: A `tinker.SamplingClient`, or Tinker's future of one, which is waited for.
             version: The weight version that it has: the number of the step, for example.
             model: The model's name in the record.
             context: Tokens of prompt and reply together that the model takes.
