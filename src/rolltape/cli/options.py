@@ -35,7 +35,7 @@ NoBrowserOption = Annotated[bool, option("--no-browser", "Do not open a browser.
 NotedOption = Annotated[bool, option("--noted", "Only rollouts with a note, also on a turn or token.")]
 JsonOption = Annotated[bool, option("--json", "Print one JSON object per line.")]
 DryRunOption = Annotated[bool, option("--dry-run", "Show what would change, and change nothing.")]
-HostOption = Annotated[str, option("--host ADDRESS", "Address to listen on; other than loopback needs a key.")]
+HostOption = Annotated[str, option("--host ADDRESS", "Address to listen on; all but loopback need a key.")]
 PortOption = Annotated[int, option("--port N", "Port; 0 picks a free one.", min=0, max=65535)]
 WholePromptsOption = Annotated[
     bool, option("--whole-prompts", "Include each prompt's whole history, not only its new messages.")

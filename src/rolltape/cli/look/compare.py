@@ -17,8 +17,10 @@ _SIDES = "Sides"
 class ComparedParts:
     """Which rollouts of the two runs are compared."""
 
-    a_step: Annotated[str, option("--a-step STEPS", "Only a step of A, or first and last: 10-19.", section=_SIDES)] = ""
-    b_step: Annotated[str, option("--b-step STEPS", "Only a step of B, or first and last.", section=_SIDES)] = ""
+    a_step: Annotated[
+        str, option("--a-step STEPS", "Only this step of A, or a range such as 10-19.", section=_SIDES)
+    ] = ""
+    b_step: Annotated[str, option("--b-step STEPS", "Only this step of B, or a range.", section=_SIDES)] = ""
     a_version: Annotated[
         str, option("--a-version VERSION", "Only rollouts of A with this weight version.", section=_SIDES)
     ] = ""

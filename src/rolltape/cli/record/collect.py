@@ -61,10 +61,10 @@ def collect(
         int, _run_option("-g, --group-size N", "Attempts per task; may be larger with --resume.", min=1)
     ] = 8,
     resume: Annotated[
-        bool, _run_option("--resume", "Continue: grade what has no grade, and run what has not finished.")
+        bool, _run_option("--resume", "Continue: grade ungraded rollouts, and run unfinished attempts.")
     ] = False,
     accept_changed_tasks: Annotated[
-        bool, _run_option("--accept-changed-tasks", "Resume although tasks have changed under the same ids.")
+        bool, _run_option("--accept-changed-tasks", "Resume even if tasks with the same ids have changed.")
     ] = False,
     traces: Annotated[
         str, _run_option("--traces WHICH", "Rollouts to trace: all, off, or a share: sampled:0.1.")
@@ -175,7 +175,7 @@ def collect(
     ] = None,
     price_out: Annotated[float | None, _limit_option("--price-out X", "Price of a million sampled tokens.")] = None,
     host: Annotated[
-        str, _gateway_option("--host ADDRESS", "Address the gateway listens on; other than loopback needs a key.")
+        str, _gateway_option("--host ADDRESS", "Address the gateway listens on; all but loopback need a key.")
     ] = "127.0.0.1",
     public_url: Annotated[
         str | None, _gateway_option("--public-url URL", "Address at which agents reach the gateway.")

@@ -20,7 +20,7 @@ def import_(
     run: Annotated[str | None, argument("RUN", "Run directory; made if there is none.")] = None,
     *,
     guess_path: Annotated[
-        str | None, option("--guess PATH", "Print what a file or folder looks like, and import nothing.")
+        str | None, option("--guess PATH", "Print the kind of a file or folder, and import nothing.")
     ] = None,
     source: Annotated[str | None, option("--source NAME", "Where the tasks come from.")] = None,
     split: Annotated[str | None, option("--split NAME", "Split of the source.")] = None,
@@ -37,8 +37,8 @@ def import_(
 ) -> int:
     """Turn another program's rollouts into a run.
 
-    The same import twice adds nothing. Nothing is invented: what the source lacks (token ids, logprobs, weight
-    versions), the run lacks too.
+    A repeated import adds nothing. Token ids, logprobs, and weight versions that the source does not have are not
+    made up.
     """
     if guess_path is not None:
         if kind is not None:
