@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rolltape.errors import RolltapeError
+from rolltape.extras import arrow_errors
 from rolltape.records.ids import page_name
 from rolltape.tape.index.database import POINTER, IndexFile
 from rolltape.tape.rundir import find_run
@@ -84,9 +86,7 @@ class ServedRun:
         now = (figures.mark, self.state.snapshot)
         known = self._checked.get(step)
         if known is None or known[0] != now:
-            with self.lock:
-                run = self._run
-            known = self._checked[step] = (now, check_records(run, self.path, step))
+            known = self._checked[step] = (now, check_records(self.reader, self.path, step))
         return known[1]
 
     def find_mismatches(self, step: int) -> dict[str, Any] | None:
@@ -178,7 +178,7 @@ class ServedRuns:
             for run in self.runs.values():
                 try:
                     figures = await asyncio.get_running_loop().run_in_executor(self.threads, run.figures)
-                except Exception:
+                except arrow_errors(RolltapeError, OSError, ValueError):
                     log.exception("what a trainer exported to %s cannot be read", run.location)
                     continue
                 for one in figures:

@@ -20,7 +20,7 @@ from rolltape.view.compare.comparisons import Comparisons
 from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, index_page, page_files
 from rolltape.view.run.exporting import FORMS, export_form, file_name
-from rolltape.view.run.run_answers import RunAnswers, Work, find_run_answers
+from rolltape.view.run.run_answers import RunAnswers, Searched, Work, find_run_answers
 from rolltape.view.served_runs import ServedRun, ServedRuns
 from rolltape.view.write_routes import MOST_BYTES, WriteRoutes
 
@@ -139,11 +139,14 @@ class ViewServer:
     async def _in_thread(self, work: Work) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._served.threads, work)
 
-    async def _json(self, request: web.Request, work: Work) -> web.Response:
+    async def _json_from_thread(self, request: web.Request, work: Work) -> web.Response:
         """Do the work and encode its answer in a thread."""
-        return await self._answer(request, await self._in_thread(lambda: encode_answer(work())))
+        return await self._body(request, await self._in_thread(lambda: encode_answer(work())))
 
-    async def _answer(self, request: web.Request, body: bytes, kind: str = "application/json") -> web.Response:
+    async def _json(self, request: web.Request, answer: object) -> web.Response:
+        return await self._body(request, encode_answer(answer))
+
+    async def _body(self, request: web.Request, body: bytes, kind: str = "application/json") -> web.Response:
         """A body as an answer, compressed if it is long and the client accepts that."""
         answer = _plain_answer(body, kind)
         if len(body) < _COMPRESSED_FROM or kind.startswith(("image/png", "font/")):
@@ -157,16 +160,13 @@ class ViewServer:
 
     async def _runs(self, request: web.Request) -> web.Response:
         runs = [answers.headline() for answers in self._answers.values()]
-        return await self._answer(request, encode_answer({"runs": runs}))
+        return await self._json(request, {"runs": runs})
 
     async def _overview(self, request: web.Request) -> web.Response:
-        return await self._answer(
-            request, encode_answer(self._run_answers(request).overview(parse_step(request.query)))
-        )
+        return await self._json(request, self._run_answers(request).overview(parse_step(request.query)))
 
     async def _compare_sides(self, request: web.Request) -> web.Response:
-        compared = self._comparisons.answer(request.query, self._answers)
-        return await self._answer(request, encode_answer(compared))
+        return await self._json(request, self._comparisons.answer(request.query, self._answers))
 
     async def _pair(self, request: web.Request) -> web.Response:
         """Two rollouts of any runs: `a` and `b` name the runs, `a_rollout` and `b_rollout` the rollouts."""
@@ -176,30 +176,42 @@ class ViewServer:
             rollout, try_index = (request.query.get(f"{letter}_{name}") for name in ("rollout", "try"))
             answers, row = await self._find_row(answers, rollout or "", try_index)
             works[letter] = answers.conversation(row)
-        return await self._json(request, lambda: {letter: work() for letter, work in works.items()})
+        return await self._json_from_thread(request, lambda: {letter: work() for letter, work in works.items()})
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        return await self._answer(request, encode_answer(self._run_answers(request).tasks(request.query)))
+        return await self._json(request, self._run_answers(request).tasks(request.query))
 
     async def _change(self, request: web.Request) -> web.Response:
-        return await self._answer(request, encode_answer(self._run_answers(request).change(request.query)))
+        return await self._json(request, self._run_answers(request).change(request.query))
 
     async def _notes(self, request: web.Request) -> web.Response:
         answers = self._run_answers(request)
         held = await self._in_thread(answers.load_annotations)
-        return await self._answer(request, encode_answer(answers.notes(held)))
+        return await self._json(request, answers.notes(held))
 
     async def _mismatches(self, request: web.Request) -> web.Response:
+        return await self._about_step(request, "mismatches", ServedRun.find_mismatches)
+
+    async def _trained(self, request: web.Request) -> web.Response:
+        return await self._about_step(request, "check", ServedRun.check_trained)
+
+    async def _about_step(
+        self, request: web.Request, name: str, find: Callable[[ServedRun, int], object]
+    ) -> web.Response:
+        """What a trainer's records of a step show."""
         run = self._run_answers(request).run
         step = parse_count(request.match_info, "step", 0, 2**53)
-        return await self._json(request, lambda: {"step": step, "mismatches": run.find_mismatches(step)})
+        return await self._json_from_thread(request, lambda: {"step": step, name: find(run, step)})
+
+    async def _search(self, request: web.Request) -> Searched | None:
+        """What a search for `q` finds; None: nothing is searched for."""
+        asked = request.query.get("q", "").strip()
+        return await self._in_thread(self._run_answers(request).search(asked)) if asked else None
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         """A file of what the table matches, sent as it is made."""
         answers = self._run_answers(request)
-        asked = request.query.get("q", "").strip()
-        searched = await self._in_thread(answers.search(asked)) if asked else None
-        chunks = await self._in_thread(answers.export(request.query, searched))
+        chunks = await self._in_thread(answers.export(request.query, await self._search(request)))
         chunk = await self._in_thread(lambda: next(chunks, None))  # what cannot be read at all is answered as an error
         name = quote(file_name(answers.run.title, request.query))
         kind = FORMS[export_form(request.query)]
@@ -222,34 +234,29 @@ class ViewServer:
                 request.transport.abort()  # so that nobody takes what came so far for the whole file
         return answer
 
-    async def _trained(self, request: web.Request) -> web.Response:
-        run = self._run_answers(request).run
-        step = parse_count(request.match_info, "step", 0, 2**53)
-        return await self._json(request, lambda: {"step": step, "check": run.check_trained(step)})
-
     async def _rollouts(self, request: web.Request) -> web.Response:
         answers = self._run_answers(request)
-        asked = request.query.get("q", "").strip()
-        searched = await self._in_thread(answers.search(asked)) if asked else None
-        return await self._answer(request, encode_answer(answers.table(request.query, searched)))
+        return await self._json(request, answers.table(request.query, await self._search(request)))
 
     async def _lines(self, request: web.Request) -> web.Response:
-        return await self._json(request, self._run_answers(request).lines(request.query))
+        return await self._json_from_thread(request, self._run_answers(request).lines(request.query))
 
     async def _group(self, request: web.Request) -> web.Response:
-        return await self._json(request, (await self._load_rollout_answers(request)).group(request.match_info["group"]))
+        return await self._json_from_thread(
+            request, (await self._load_rollout_answers(request)).group(request.match_info["group"])
+        )
 
     async def _rollout(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.rollout(row, request.query.get("policy")))
+        return await self._json_from_thread(request, answers.rollout(row, request.query.get("policy")))
 
     async def _raw(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.raw(row))
+        return await self._json_from_thread(request, answers.raw(row))
 
     async def _message(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.message(row, request.match_info["digest"]))
+        return await self._json_from_thread(request, answers.message(row, request.match_info["digest"]))
 
     async def _image(self, request: web.Request) -> web.Response:
         """An image of a message, as what its bytes are: a page of another kind cannot come of it."""
@@ -260,19 +267,21 @@ class ViewServer:
 
     async def _compare(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.compare(row, request.query.get("left"), request.query.get("right")))
+        return await self._json_from_thread(
+            request, answers.compare(row, request.query.get("left"), request.query.get("right"))
+        )
 
     async def _tokens(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
         index = parse_count(request.match_info, "index", 0, 2**31)
         policy, record = request.query.get("policy"), request.query.get("record") or None
         packed = await self._in_thread(answers.tokens(row, index, policy, record=record))
-        return await self._answer(request, packed, "application/octet-stream")
+        return await self._body(request, packed, "application/octet-stream")
 
     async def _turn_tokens(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
         packed = await self._in_thread(answers.turn_tokens(row, request.match_info["turn"]))
-        return await self._answer(request, packed, "application/octet-stream")
+        return await self._body(request, packed, "application/octet-stream")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """A Server-Sent Event at once, and another whenever the run has changed, until the page is gone."""
@@ -317,7 +326,7 @@ class ViewServer:
         headers = {"ETag": f'"{etag}"', "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == headers["ETag"]:
             return web.Response(status=304, headers=headers)
-        answer = await self._answer(request, content, kind)
+        answer = await self._body(request, content, kind)
         answer.headers.update(headers)
         return answer
 

@@ -12,10 +12,9 @@ import msgspec
 from rolltape.errors import ExportError, ViewError
 from rolltape.records.rollout import Annotations
 from rolltape.tape.stored import Key
-from rolltape.view.answers import encode_answer
+from rolltape.view.answers import MOST_ROWS, encode_answer
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
-from rolltape.view.run.listing import MOST_ROWS
 from rolltape.view.served_runs import ServedRun
 from rolltape.view.static_page import Block, SharedFiles, build_page
 

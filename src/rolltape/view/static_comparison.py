@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import ExportError
-from rolltape.view.answers import encode_answer
+from rolltape.view.answers import MOST_ROWS, encode_answer
 from rolltape.view.compare.comparisons import comparing
 from rolltape.view.rollout.masking import Mask
-from rolltape.view.run.listing import MOST_ROWS
 from rolltape.view.static_page import SharedFiles, build_page
 
 _FILE, _START = "compare.html", "/compare?a=a&b=b"

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import NoAnswer
-from rolltape.view.answers import parse_count, to_plain
+from rolltape.view.answers import number_or_none, parse_page, parse_sort, to_plain
 from rolltape.view.compare.sides import Side
 from rolltape.view.compare.significance import METHOD, is_same, paired_test
-from rolltape.view.run.listing import MOST_ROWS, Query
+from rolltape.view.run.listing import Query
 from rolltape.view.run.rows import Array
 from rolltape.view.run.tasks import divided, solved_limit
 
 _WHICH = ("higher", "lower", "same", "only_a", "only_b", "unrewarded")
-_SORTS = ("task", "environment", "change", "difference", "a", "b", "solved_a", "solved_b", "attempts")
 _TERM = "term."
 
 
@@ -107,7 +106,6 @@ class TaskComparison:
         measure = query.get("measure") or "reward"
         if measure not in self.measures:
             raise NoAnswer(f"measure is {measure[:60]!r}; give one of {', '.join(self.measures)}")
-        offset, limit = parse_count(query, "offset", 0, 2**31), parse_count(query, "limit", 100, MOST_ROWS)
         a, b = self.means(measure)
         masks = self._which(b - a)
         chosen = self._sorted(self._matching(query, masks), query.get("sort") or "-change", a, b)
@@ -123,7 +121,7 @@ class TaskComparison:
             "unnamed": [int((~kept).sum()) for kept in self._kept],  # rollouts of tasks without an id
             "on_both": self._on_both(),
             "matched": len(chosen),
-            "rows": [self._row(one, a, b) for one in chosen[offset : offset + limit].tolist()],
+            "rows": [self._row(one, a, b) for one in chosen[parse_page(query)].tolist()],
         }
 
     def _which(self, differences: Array) -> dict[str, Array]:
@@ -160,11 +158,6 @@ class TaskComparison:
 
     def _sorted(self, chosen: Array, sort: str, a: Array, b: Array) -> Array:
         """Tasks in the order asked for; those without a value come last, equals with more attempts first."""
-        name, down = sort.removeprefix("-"), sort.startswith("-")
-        if name not in _SORTS:
-            raise NoAnswer(
-                f"sort is {name[:40]!r}; give one of {', '.join(_SORTS)}, with a - before it to turn it round"
-            )
         attempts = self.attempts[0] + self.attempts[1]
         keys: dict[str, Callable[[], Array]] = {
             "task": lambda: _ranks([name for _, name in self.names]),
@@ -177,6 +170,7 @@ class TaskComparison:
             "solved_b": lambda: divided(self.solved[1], self.attempts[1]),
             "attempts": lambda: attempts,
         }
+        name, down = parse_sort(sort, keys)
         values = keys[name]()[chosen].astype(np.float64)
         return chosen[np.lexsort((-attempts[chosen], -values if down else values))]
 
@@ -201,14 +195,13 @@ class TaskComparison:
 
     def _row(self, task: int, a: Array, b: Array) -> dict[str, Any]:
         source, name = self.names[task]
-        difference = float(b[task] - a[task])
         return {
             "source": source if self.by_source else None,
             "task": name,
             "environment": self._environment(task),
             "a": self._on_side(0, task, float(a[task])),
             "b": self._on_side(1, task, float(b[task])),
-            "difference": None if difference != difference else difference,
+            "difference": number_or_none(b[task] - a[task]),
         }
 
     def _on_side(self, at: int, task: int, mean: float) -> dict[str, Any] | None:
@@ -223,7 +216,7 @@ class TaskComparison:
             "rollouts": len(rows),
             "attempts": int(self.attempts[at][task]),
             "solved": int(self.solved[at][task]),
-            "mean": None if mean != mean else mean,
+            "mean": number_or_none(mean),
             "first_step": int(steps.min()),
             "last_step": int(steps.max()),
             "rollout": listing.state.rows.ids[typical],

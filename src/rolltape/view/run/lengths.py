@@ -25,8 +25,8 @@ def describe_lengths(listing: Listing, rows: Array) -> dict[str, Any]:
         "truncated": _share(truncated == 1, np.isfinite(truncated)),
         "tool_errors": [int(np.nansum(errors)), int(np.nansum(results))],
         "with_tool_errors": _share(errors > 0, np.isfinite(errors)),
-        "statuses": _counts([status.value for status in STATUSES], listing.statuses[rows]),
-        "stop_reasons": _counts(listing.state.rows.texts["stop_reason"].values, columns["stop_reason"][rows]),
+        "statuses": count_statuses(listing, rows),
+        "stop_reasons": count_texts(listing, "stop_reason", rows),
     }
 
 
@@ -50,6 +50,16 @@ def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, An
     counts, edges = np.histogram(values, bins=bins)
     quantiles = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
     return {"edges": edges.tolist(), "counts": counts.tolist(), "log": is_log, "quantiles": quantiles}
+
+
+def count_statuses(listing: Listing, rows: Array | slice) -> dict[str, int]:
+    """How many of these rollouts have each status."""
+    return _counts([status.value for status in STATUSES], listing.statuses[rows])
+
+
+def count_texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
+    """How many of these rollouts have each text of a column."""
+    return _counts(listing.state.rows.texts[column].values, listing.state.rows.columns[column][rows])
 
 
 def _quantiles(values: Array) -> list[float]:
