@@ -30,6 +30,7 @@ def describe_lengths(listing: Listing, rows: Array) -> dict[str, Any]:
     }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, Any]:
     """Counts between edges: of equal width, or of equal ratio where a few values are far larger than most.
 
@@ -39,7 +40,11 @@ def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, An
         return {"edges": [], "counts": [], "log": False, "quantiles": []}
     values = values.astype(np.float64)
     low, high = float(values.min()), float(values.max())
-    bins: Any = _BINS if low < high else 1
+    bins: Any = 1
+    if low < high:
+        bins = np.linspace(low, high, _BINS + 1)
+        # Rewards may differ by rounding alone, or by more than a float holds: then no edges lie between them.
+        bins = bins if (np.diff(bins) > 0).all() else np.array([low, high])
     is_tail = high >= _LONG_TAIL * max(float(np.median(values)), 1.0) and high - low >= _WIDE
     is_log = long_tailed and low >= 0 and is_tail
     if is_log:
