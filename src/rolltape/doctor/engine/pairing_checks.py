@@ -37,7 +37,7 @@ async def check_tokenizer(
             spelled.append(await _spelled_reply(kind, url, probe.noise(48), api_key=api_key, model=model))
     ids = [token for one in spelled for token in one.ids]
     if any(one.text is None for one in spelled):
-        return note("tokenizer", "not compared: the engine gives ids without text")
+        return note("not compared: the engine gives ids without text")
     stops = [prompts.decode(np.array([one], dtype=np.int32)) for one in probe.stop_ids]
     theirs = _joined([one.text or "" for one in spelled], stops)
     own = _joined([prompts.decode(np.array(one.ids, dtype=np.int32)) for one in spelled], stops)
@@ -45,9 +45,8 @@ async def check_tokenizer(
         return None
     alike = SequenceMatcher(None, theirs, own, autojunk=False).ratio()
     if alike >= _ALIKE:
-        return ok("tokenizer", f"engine and folder make the same text of {len(ids)} ids", alike=round(alike, 3))
+        return ok(f"engine and folder make the same text of {len(ids)} ids", alike=round(alike, 3))
     return fault(
-        "tokenizer",
         f"{len(ids)} ids are {_short(theirs)} to the engine, and {_short(own)} by the folder",
         "give --model the folder of the model that the engine serves",
         alike=round(alike, 3),
@@ -68,34 +67,28 @@ async def check_weights(probe: EngineProbe, *, folder: Path) -> CheckResult:
     """Whether the engine's logprobs are those of a forward pass of the folder's weights on this machine."""
     why = why_no_pass(folder)
     if why is not None:
-        return note("weights", f"not compared with a local forward pass: {why}")
+        return note(f"not compared with a local forward pass: {why}")
     try:
         async with local_scorer(folder) as score:
             differences = await _differences(probe, score)
     except CheckpointError as error:
         return warning(
-            "weights",
             f"not compared: the folder's weights cannot be loaded here: {error}",
             "see that the folder is complete; the engine is not to blame for this",
         )
     if not len(differences):
-        return note("weights", "not compared with a local forward pass: the engine gave no logprobs")
+        return note("not compared with a local forward pass: the engine gave no logprobs")
     mean, largest = float(differences.mean()), float(differences.max())
     measured = (
         f"{len(differences)} sampled ids against a local forward pass: {mean:.2g} nats off, at most {largest:.2g}"
     )
     figures = {"mean": mean, "largest": largest, "ids": len(differences)}
     if mean <= _EQUAL:
-        return ok("weights", measured, **figures)
+        return ok(measured, **figures)
     if mean <= _OTHER:
-        return warning(
-            "weights", measured, "see whether the engine quantizes; correct for it with importance weights", **figures
-        )
+        return warning(measured, "see whether the engine quantizes; correct for it with importance weights", **figures)
     return fault(
-        "weights",
-        measured,
-        "the engine serves other weights than the folder has; give the folder that it serves",
-        **figures,
+        measured, "the engine serves other weights than the folder has; give the folder that it serves", **figures
     )
 
 
