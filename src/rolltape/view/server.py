@@ -109,10 +109,7 @@ class ViewServer:
     def _run_answers(self, request: web.Request) -> RunAnswers:
         return find_run_answers(self._answers, request.match_info["r"])
 
-    async def _load_rollout_answers(self, request: web.Request) -> "RolloutAnswers":
-        return await self._load_named(request.match_info["r"])
-
-    async def _load_named(self, name: str) -> "RolloutAnswers":
+    async def _load_rollout_answers(self, name: str) -> "RolloutAnswers":
         """Answers about rollouts too. The modules that compute them are imported at the first request."""
         run = find_run_answers(self._answers, name).run
         if run.name not in self._rollout_answers:
@@ -121,20 +118,18 @@ class ViewServer:
         return self._rollout_answers[run.name]
 
     async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
-        answers = await self._load_rollout_answers(request)
-        return await self._find_row(answers, request.match_info["id"], request.query.get("try"))
+        answers = await self._load_rollout_answers(request.match_info["r"])
+        return answers, await self._find_row(answers, request.match_info["id"], request.query.get("try"))
 
-    async def _find_row(
-        self, answers: "RolloutAnswers", rollout: str, try_index: str | None
-    ) -> "tuple[RolloutAnswers, int]":
+    async def _find_row(self, answers: "RolloutAnswers", rollout: str, try_index: str | None) -> int:
         if answers.holds(rollout):
-            return answers, answers.row(rollout, try_index)
+            return answers.row(rollout, try_index)
         run = answers.run
         try:
             found = await self._in_thread(lambda: run.index.find(rollout, run.title))
         except NoSuchRollout as error:
             raise NoAnswer(str(error), 404) from error
-        return answers, answers.row(found.id, try_index) if try_index else answers.row_named(found)
+        return answers.row(found.id, try_index) if try_index else answers.row_named(found)
 
     async def _in_thread(self, work: Work) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._served.threads, work)
@@ -172,10 +167,9 @@ class ViewServer:
         """Two rollouts of any runs: `a` and `b` name the runs, `a_rollout` and `b_rollout` the rollouts."""
         works: dict[str, Work] = {}
         for letter in ("a", "b"):
-            answers = await self._load_named(request.query.get(letter, ""))
+            answers = await self._load_rollout_answers(request.query.get(letter, ""))
             rollout, try_index = (request.query.get(f"{letter}_{name}") for name in ("rollout", "try"))
-            answers, row = await self._find_row(answers, rollout or "", try_index)
-            works[letter] = answers.conversation(row)
+            works[letter] = answers.conversation(await self._find_row(answers, rollout or "", try_index))
         return await self._json_from_thread(request, lambda: {letter: work() for letter, work in works.items()})
 
     async def _tasks(self, request: web.Request) -> web.Response:
@@ -242,9 +236,8 @@ class ViewServer:
         return await self._json_from_thread(request, self._run_answers(request).lines(request.query))
 
     async def _group(self, request: web.Request) -> web.Response:
-        return await self._json_from_thread(
-            request, (await self._load_rollout_answers(request)).group(request.match_info["group"])
-        )
+        answers = await self._load_rollout_answers(request.match_info["r"])
+        return await self._json_from_thread(request, answers.group(request.match_info["group"]))
 
     async def _rollout(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
