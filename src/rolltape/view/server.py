@@ -16,7 +16,7 @@ from aiohttp import web
 from rolltape.errors import NoAnswer, NoSuchRollout, RolltapeError, TapeError
 from rolltape.view.answers import encode_answer, parse_count, parse_step
 from rolltape.view.base_path import add_routes_below, path_below
-from rolltape.view.compare.comparisons import Comparisons
+from rolltape.view.compare.comparison import Comparisons
 from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, index_page, page_files
 from rolltape.view.run.exporting import FORMS, export_form, file_name

@@ -13,7 +13,7 @@ from rolltape.errors import ViewError
 from rolltape.records.rollout import Annotations
 from rolltape.tape.stored import Key
 from rolltape.view.answers import MOST_ROWS, encode_answer
-from rolltape.view.compare.comparisons import comparing
+from rolltape.view.compare.comparison import comparing
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from rolltape.view.served_runs import ServedRun

@@ -1,21 +1,26 @@
-"""`TaskComparison`: two sides task by task. Tasks are paired by their source and id."""
+"""`TaskComparison`: two sides task by task, paired by source and id; `Comparisons` keeps those last asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rolltape.errors import NoAnswer
-from rolltape.view.answers import number_or_none, parse_page, parse_sort, to_plain
-from rolltape.view.compare.sides import Side
+from rolltape.view.answers import number_or_none, parse_number, parse_page, parse_sort, to_plain
+from rolltape.view.compare.sides import Side, parse_side
 from rolltape.view.compare.significance import METHOD, is_same, paired_test
 from rolltape.view.run.listing import Query
 from rolltape.view.run.rows import Array
+from rolltape.view.run.run_answers import RunAnswers
 from rolltape.view.run.tasks import divided, solved_limit
+from rolltape.view.served_runs import ServedRun
 
 _WHICH = ("higher", "lower", "same", "only_a", "only_b", "unrewarded")
 _TERM = "term."
+_HELD = 4  # comparisons
+_PAIRED_BY = ("source", "task")
 
 
 class TaskComparison:
@@ -231,6 +236,45 @@ class TaskComparison:
         mean = rewards[finite].mean() if finite.any() else 0.0
         off = np.where(finite, np.abs(rewards - mean), np.inf)
         return int(rows[np.lexsort((columns["attempt"][rows], -columns["step"][rows], off))[0]])
+
+
+class Comparisons:
+    """Compares sides of runs. To sort or filter the same comparison again costs little."""
+
+    def __init__(self) -> None:
+        self._held: dict[object, TaskComparison] = {}
+
+    def answer(self, query: Query, runs: Mapping[str, RunAnswers]) -> dict[str, Any]:
+        """The comparison that a query asks for; tasks are paired by source and id, or with `by=task` by id alone."""
+        a, b = (parse_side(query, letter, runs) for letter in ("a", "b"))
+        by = query.get("by") or "source"
+        if by not in _PAIRED_BY:
+            raise NoAnswer(f"by is {by[:40]!r}; give {' or '.join(_PAIRED_BY)}")
+        solved_at = parse_number(query, "solved_at")
+        own = tuple((side.r, side.listing.snapshot, tuple(sorted(side.filters.items()))) for side in (a, b))
+        key = (own, by, solved_at)
+        if key not in self._held:
+            while len(self._held) >= _HELD:
+                del self._held[next(iter(self._held))]
+            self._held[key] = TaskComparison((a, b), solved_at=solved_at, by_source=by == "source")
+        return self._held[key].answer(query)
+
+
+@contextmanager
+def comparing(a: str, b: str, query: Query) -> Iterator[Callable[[Query], dict[str, Any]]]:
+    """Compare two runs by their locations, as they are now: a function that answers a query that adds to this one."""
+    names = {a: "a"} | ({b: "b"} if b != a else {})
+    runs = {name: ServedRun(name, location) for location, name in names.items()}
+    try:
+        for run in runs.values():
+            run.index.advance()
+        answers = {name: RunAnswers(run) for name, run in runs.items()}
+        comparisons = Comparisons()
+        sides = {"a": names[a], "b": names[b]}
+        yield lambda more: comparisons.answer({**query, **sides, **more}, answers)
+    finally:
+        for run in runs.values():
+            run.close()
 
 
 def _words(measure: str) -> str:
