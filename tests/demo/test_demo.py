@@ -13,7 +13,7 @@ from collecting import rollouts
 from commands import Cli
 from rolltape.collect.environments import ENVIRONMENT_NAMES
 from rolltape.demo.story import GROUP_SIZE, NEXT, STEPS
-from rolltape.demo.weights import round_to_bfloat16
+from rolltape.demo.trainer import round_to_bfloat16
 from rolltape.records.fork import ForkCause
 from rolltape.records.rollout import Rollout, Status
 from rolltape.tokens import read_tokens

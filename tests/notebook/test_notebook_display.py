@@ -232,6 +232,16 @@ def test_a_run_shows_its_latest_rollouts(tmp_path: Path) -> None:
     assert parsed(_empty(tmp_path / "empty")).text.endswith("0 rollouts, 0 sampled tokens")
 
 
+def test_the_mean_reward_of_a_run_leaves_out_what_is_not_finite_and_counts_it(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        for attempt, reward in enumerate((1.0, 0.0, float("nan"))):
+            with tape.rollout(task_id="t", attempt=attempt) as rollout:
+                rollout.session().record_turn(**turn())
+                rollout.finish(reward=reward)
+    text = parsed(rolltape.read(tmp_path / "run")).text
+    assert "3 rollouts, 3 finished, mean reward 0.5, 1 reward not finite, 6 sampled tokens" in text
+
+
 def _empty(path: Path) -> Any:
     rolltape.open(path).close()
     return rolltape.read(path)

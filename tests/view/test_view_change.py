@@ -11,6 +11,7 @@ import pytest
 
 import rolltape
 from rolltape.errors import NoAnswer
+from rolltape.view.run.lengths import build_histogram
 from rolltape.view.run.run_answers import RunAnswers
 from stepped_runs import EDITED, LONE, SHORT, TRUNCATED, record_stepped
 from viewing import answers_for
@@ -188,3 +189,12 @@ def test_a_long_tail_gets_bins_of_equal_ratio_that_hold_every_rollout(tmp_path: 
     assert sum(found["counts"]) == 9
     assert (found["edges"][0], found["edges"][-1]) == (1, 4000)
     assert found["quantiles"][0] == 5
+
+
+@pytest.mark.parametrize("rewards", [(0.3, 0.1 + 0.2), (0.0, 5e-324), (-1e308, 1e308)])
+def test_rewards_that_differ_by_rounding_alone_or_by_more_than_a_float_holds_have_a_histogram(
+    rewards: tuple[float, float],
+) -> None:
+    found = build_histogram(np.array(rewards))
+    assert found["edges"] == sorted(rewards)
+    assert found["counts"] == [2]

@@ -17,7 +17,7 @@ import rolltape
 from compared_runs import REWARDS, record_compared
 from rolltape.cli import run as rolltape_command
 from rolltape.errors import NoAnswer
-from rolltape.view.compare.comparisons import Comparisons
+from rolltape.view.compare.comparison import Comparisons
 from rolltape.view.compare.significance import paired_test
 from rolltape.view.run.run_answers import RunAnswers
 from rolltape.view.served_runs import ServedRun

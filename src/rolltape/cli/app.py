@@ -70,8 +70,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {"score": {"ignore_unknown_options": True
 # Some versions of typer vendor their own click; this is the one in use.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
-# What the parser adds to an error that says nothing more.
 _INTERRUPT_AGAIN_S = 0.05
+# What the parser adds to an error that says nothing more.
 _PARSER_WORDS = re.compile(r"Value error, |, unable to parse string as an? \w+")
 
 

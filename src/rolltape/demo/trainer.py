@@ -5,8 +5,10 @@ The trainer computes with weights in bfloat16, as most do, and the engine in flo
 the token records show where.
 """
 
+import json
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,15 +16,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.demo.weights import EMBEDDING, OUTPUT_LAYER, round_to_bfloat16, write_checkpoint
 from rolltape.records.sample import Sample
 from rolltape.records.token_record import TokenRecord
+from rolltape.tape.rundir import write_whole
 from rolltape.tiny import shipped_model
 from rolltape.tiny.attention import Cache, TokenSpan
 from rolltape.tiny.checkpoint import Floats, read_tensors
 from rolltape.tiny.model import Qwen3
 from rolltape.tokens import score_sample
 
+_EMBEDDING, _OUTPUT_LAYER = "model.embed_tokens.weight", "lm_head.weight"
 _UPDATES = 2  # of the weights, by each step's samples
 _LEARNING_RATE = 3e-3
 _DECAYS = (0.9, 0.999)  # of Adam's two averages
@@ -44,18 +47,18 @@ class OutputLayerTrainer:
 
     def __init__(self) -> None:
         self._tensors = dict(read_tensors(shipped_model()))
-        self._tensors[OUTPUT_LAYER] = self._tensors[EMBEDDING].copy()
-        self._mean = np.zeros_like(self._tensors[OUTPUT_LAYER])
+        self._tensors[_OUTPUT_LAYER] = self._tensors[_EMBEDDING].copy()
+        self._mean = np.zeros_like(self._tensors[_OUTPUT_LAYER])
         self._square = np.zeros_like(self._mean)
         self._updates = 0
         with tempfile.TemporaryDirectory() as folder:
             rounded = {name: round_to_bfloat16(values) for name, values in self._tensors.items()}
-            write_checkpoint(Path(folder) / "bfloat16", rounded)
+            _write_checkpoint(Path(folder) / "bfloat16", rounded)
             self._below = Qwen3(Path(folder) / "bfloat16")
 
     def save(self, folder: Path) -> None:
         """Write the weights for the engine."""
-        write_checkpoint(folder, self._tensors)
+        _write_checkpoint(folder, self._tensors)
 
     def update(self, samples: Sequence[Sample]) -> list[TokenRecord]:
         """Change the weights by what was sampled at temperature 1; a record for each sample, as it was before."""
@@ -104,7 +107,7 @@ class OutputLayerTrainer:
         return states
 
     def _probabilities(self, states: Floats) -> Floats:
-        logits: Floats = states @ round_to_bfloat16(self._tensors[OUTPUT_LAYER]).T
+        logits: Floats = states @ round_to_bfloat16(self._tensors[_OUTPUT_LAYER]).T
         logits -= logits.max(axis=1, keepdims=True)
         np.exp(logits, out=logits)
         logits /= logits.sum(axis=1, keepdims=True)
@@ -120,7 +123,7 @@ class OutputLayerTrainer:
             average / (1 - decay**self._updates)
             for average, decay in zip((self._mean, self._square), _DECAYS, strict=True)
         )
-        self._tensors[OUTPUT_LAYER] -= _LEARNING_RATE * mean / (np.sqrt(square) + 1e-8)
+        self._tensors[_OUTPUT_LAYER] -= _LEARNING_RATE * mean / (np.sqrt(square) + 1e-8)
 
 
 def _records(samples: Sequence[Sample], logprobs: Floats) -> list[TokenRecord]:
@@ -133,3 +136,29 @@ def _records(samples: Sequence[Sample], logprobs: Floats) -> list[TokenRecord]:
         records.append(msgspec.structs.replace(score_sample(sample, every), micro_sequence=number))
         start = stop
     return records
+
+
+def round_to_bfloat16(values: Floats) -> Floats:
+    """Round to the nearest bfloat16, and to even where two are as near."""
+    bits = values.view(np.uint32)
+    rounded: Floats = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return rounded
+
+
+def _write_checkpoint(folder: Path, tensors: Mapping[str, Floats]) -> None:
+    """Write a checkpoint in float32 that has the shape of the shipped one, with an output layer of its own."""
+    shipped = shipped_model()
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        for file in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(shipped / file, folder)
+        config = json.loads((shipped / "config.json").read_text())
+        config |= {"tie_word_embeddings": _OUTPUT_LAYER not in tensors, "torch_dtype": "float32"}
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+    header, end = {}, 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": (end, end + values.nbytes)}
+        end += values.nbytes
+    named = json.dumps(header).encode()
+    content = [len(named).to_bytes(8, "little"), named, *(values.tobytes() for values in tensors.values())]
+    write_whole(folder / "model.safetensors", b"".join(content))

@@ -12,7 +12,7 @@ from rolltape.doctor.engine.checks import ENGINE_CHECKS, EngineCheck, check_engi
 from rolltape.doctor.engine.pairing_checks import check_tokenizer, check_weights
 from rolltape.doctor.engine.probing import EngineProbe
 from rolltape.doctor.model_checks import ModelProbe, check_model
-from rolltape.doctor.results import CheckResult, fault
+from rolltape.doctor.results import CheckResult, fault, named
 from rolltape.doctor.session_checks import check_session
 from rolltape.errors import CheckpointError, PromptError
 from rolltape.gateway.engines.opening import open_engines, parse_spec, tiny_folder
@@ -54,7 +54,8 @@ async def diagnose(stack: Stack) -> AsyncIterator[CheckResult]:
             prompts = ChatPrompts(folder, renderer=stack.renderer, thinking_retention=stack.thinking_retention)
             model = ModelProbe(folder, prompts, FolderTokenizer(folder))
         except (CheckpointError, PromptError) as error:
-            yield _in("model", fault("template", str(error), "give the folder of the model, or another --renderer"))
+            unusable = fault(str(error), "give the folder of the model, or another --renderer")
+            yield _in("model", named("template", unusable))
             return
         for result in check_model(model):
             yield _in("model", result)

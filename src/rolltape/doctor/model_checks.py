@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rolltape.doctor.agent.scripted_replies import Message, write_reply
-from rolltape.doctor.results import CheckResult, fault, note, ok, warning, words
+from rolltape.doctor.results import CheckResult, fault, named, note, ok, warning, words
 from rolltape.errors import PromptError
 from rolltape.gateway.prompts import ChatPrompts, PromptIds
 from rolltape.gateway.prompts.choosing import TemplateMatch
@@ -50,32 +50,28 @@ ModelCheck = Callable[[ModelProbe], CheckResult | None]
 
 def check_model(probe: ModelProbe) -> Iterator[CheckResult]:
     """Run the checks of a model folder one by one."""
-    for check in MODEL_CHECKS.values():
+    for name, check in MODEL_CHECKS.items():
         result = check(probe)
         if result is not None:
-            yield result
+            yield named(name, result)
 
 
 def _template(probe: ModelProbe) -> CheckResult:
     match = probe.prompts.compare_with_template()
     renderer = probe.prompts.renderer.partition(" ")[0]
     if probe.tokenizer.template is None:
-        return note(
-            "template", f"the folder has none; {renderer} was named", "add the model's chat template to compare"
-        )
+        return note(f"the folder has none; {renderer} was named", "add the model's chat template to compare")
     if match is None:
         return warning(
-            "template",
             "no renderer gives the ids of the folder's template, so the template itself renders every prompt whole",
             "see that the template is the model's own; otherwise samples end where a reply is tokenized differently",
         )
     if match.chat is not None:
         return fault(
-            "template",
             f"renderer {renderer} and the folder's template give different ids {_first_difference(probe, match)}",
             "leave out --renderer, or give the folder of the model that is served",
         )
-    return ok("template", f"renderer {renderer} gives the ids of the folder's template on {match.agreed} conversations")
+    return ok(f"renderer {renderer} gives the ids of the folder's template on {match.agreed} conversations")
 
 
 def _first_difference(probe: ModelProbe, match: TemplateMatch) -> str:
@@ -101,13 +97,10 @@ def _special_tokens(probe: ModelProbe) -> CheckResult | None:
     unknown = sorted(mark for mark in marks if tokenizer.convert_tokens_to_ids(mark) is None)
     if unknown:
         return fault(
-            "special tokens",
             f"the template writes {', '.join(unknown[:3])}, which the tokenizer splits into letters",
             "the template is another model's; take the chat template and the tokenizer from one folder",
         )
-    return ok(
-        "special tokens", f"all {len(marks)} marks of the template are tokens" if marks else "the template has no marks"
-    )
+    return ok(f"all {len(marks)} marks of the template are tokens" if marks else "the template has no marks")
 
 
 def _stop_ids(probe: ModelProbe) -> CheckResult:
@@ -117,15 +110,14 @@ def _stop_ids(probe: ModelProbe) -> CheckResult:
     configured = read_json(probe.folder / "generation_config.json").get("eos_token_id")
     own = set(configured if isinstance(configured, list) else [] if configured is None else [configured])
     if not own:
-        return ok("stop ids", f"{spelled}; the folder has no generation_config.json to compare")
+        return ok(f"{spelled}; the folder has no generation_config.json to compare")
     if not own & stops:
         names = ", ".join(probe.tokenizer.decode([one]) for one in sorted(own))
         return fault(
-            "stop ids",
             f"the renderer ends replies on {spelled}, and generation_config.json on {names}",
             "see that renderer, tokenizer and generation_config.json are of one model",
         )
-    return ok("stop ids", f"{spelled}, as in generation_config.json")
+    return ok(f"{spelled}, as in generation_config.json")
 
 
 def _vocabulary(probe: ModelProbe) -> CheckResult | None:
@@ -134,11 +126,10 @@ def _vocabulary(probe: ModelProbe) -> CheckResult | None:
         return None
     if probe.tokenizer.vocabulary > size:
         return fault(
-            "vocabulary",
             f"the tokenizer has ids up to {probe.tokenizer.vocabulary - 1:,}, and config.json {size:,} embeddings",
             "the tokenizer is another model's, or tokens were added without embeddings",
         )
-    return ok("vocabulary", f"{probe.tokenizer.vocabulary:,} ids in {size:,} embeddings")
+    return ok(f"{probe.tokenizer.vocabulary:,} ids in {size:,} embeddings")
 
 
 def _thinking(probe: ModelProbe) -> CheckResult:
@@ -146,7 +137,7 @@ def _thinking(probe: ModelProbe) -> CheckResult:
     switch = (
         "requests may turn it on and off" if probe.prompts.switches_thinking else "requests cannot turn it on or off"
     )
-    return ok("thinking", f"kept in later prompts: {words(kept)}; {switch}", kept=kept)
+    return ok(f"kept in later prompts: {words(kept)}; {switch}", kept=kept)
 
 
 def _bridging(probe: ModelProbe) -> CheckResult:
@@ -160,14 +151,12 @@ def _bridging(probe: ModelProbe) -> CheckResult:
         (bridged if why is None else whole).append(name if why is None else f"{name} ({words(why)})")
     figures = {"bridged": bridged, "rendered": whole}
     if not whole:
-        return ok("bridging", f"prompts extend held ids after: {', '.join(bridged)}", **figures)
+        return ok(f"prompts extend held ids after: {', '.join(bridged)}", **figures)
     measured = f"rendered whole after: {', '.join(whole)}"
     if bridged:
         measured = f"prompts extend held ids after: {', '.join(bridged)}; {measured}"
-        return note(
-            "bridging", measured, "--thinking-retention all keeps thinking, and every prompt extends", **figures
-        )
-    return warning("bridging", measured, "replies are tokenized anew in every prompt; name a renderer", **figures)
+        return note(measured, "--thinking-retention all keeps thinking, and every prompt extends", **figures)
+    return warning(measured, "replies are tokenized anew in every prompt; name a renderer", **figures)
 
 
 def _refusal(prompts: ChatPrompts, sampled: Ids, new: list[Message], thinking: bool | None) -> str | None:

@@ -32,21 +32,29 @@ def words(name: str) -> str:
     return str(name).replace("_", " ")
 
 
-def ok(check: str, measured: str, /, **figures: Any) -> CheckResult:
+# Results of a check, whose name whoever runs it adds with `named`.
+
+
+def ok(measured: str, /, **figures: Any) -> CheckResult:
     """A result with nothing to change."""
-    return CheckResult(check=check, verdict=Severity.OK, measured=measured, figures=figures)
+    return CheckResult(check="", verdict=Severity.OK, measured=measured, figures=figures)
 
 
-def note(check: str, measured: str, advice: str | None = None, /, **figures: Any) -> CheckResult:
+def note(measured: str, advice: str | None = None, /, **figures: Any) -> CheckResult:
     """A result that is worth knowing."""
-    return CheckResult(check=check, verdict=Severity.NOTE, measured=measured, advice=advice, figures=figures)
+    return CheckResult(check="", verdict=Severity.NOTE, measured=measured, advice=advice, figures=figures)
 
 
-def warning(check: str, measured: str, advice: str, /, **figures: Any) -> CheckResult:
+def warning(measured: str, advice: str, /, **figures: Any) -> CheckResult:
     """A result that costs speed, data or knowledge."""
-    return CheckResult(check=check, verdict=Severity.WARNING, measured=measured, advice=advice, figures=figures)
+    return CheckResult(check="", verdict=Severity.WARNING, measured=measured, advice=advice, figures=figures)
 
 
-def fault(check: str, measured: str, advice: str, /, **figures: Any) -> CheckResult:
+def fault(measured: str, advice: str, /, **figures: Any) -> CheckResult:
     """A result that makes training wrong or impossible."""
-    return CheckResult(check=check, verdict=Severity.FAULT, measured=measured, advice=advice, figures=figures)
+    return CheckResult(check="", verdict=Severity.FAULT, measured=measured, advice=advice, figures=figures)
+
+
+def named(check: str, result: CheckResult) -> CheckResult:
+    """A result with the name of its check, unless it has one."""
+    return msgspec.structs.replace(result, check=result.check or check)

@@ -8,7 +8,7 @@ import aiohttp
 
 import rolltape
 from rolltape.doctor.engine.probing import REPLY_TIMEOUT_S
-from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.doctor.results import CheckResult, fault, named, note, ok, warning
 from rolltape.errors import RolltapeError
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway, GatewaySession
@@ -37,11 +37,14 @@ async def check_session(engine: Engine, model: Path | None, settings: GatewaySet
                 await session.finish(samples=False)
                 rates = gateway.status()["rates"]
         except RolltapeError as failed:
-            return [fault("recording", f"no gateway on this stack: {failed}", "see the faults above")]
+            return [named("recording", fault(f"no gateway on this stack: {failed}", "see the faults above"))]
         (rollout,) = rolltape.read(run).rollouts()
     if error is not None:
-        return [fault("recording", error, "see the faults above, and the engine's own log")]
-    return [describe_recorded(rollout, summarize(rollout)), describe_overhead(rates)]
+        return [named("recording", fault(error, "see the faults above, and the engine's own log"))]
+    return [
+        named("recording", describe_recorded(rollout, summarize(rollout))),
+        named("overhead", describe_overhead(rates)),
+    ]
 
 
 async def _converse(session: GatewaySession) -> str | None:
@@ -82,15 +85,13 @@ def describe_recorded(rollout: Rollout, summary: RolloutSummary) -> CheckResult:
         "sampled": sampled,
     }
     if faults:
-        return fault(
-            "recording", f"{measured}; {plural(faults, 'turn')} cannot have been sampled", "see the engine's faults"
-        )
+        return fault(f"{measured}; {plural(faults, 'turn')} cannot have been sampled", "see the engine's faults")
     if trained < sampled:
         lost = ", ".join(f"{count:,} {fate}" for fate, count in exact.ledger.items() if fate != Fate.TRAINED)
-        return warning("recording", f"{measured} ({lost})", "see the faults above, and rolltape ledger", **figures)
+        return warning(f"{measured} ({lost})", "see the faults above, and rolltape ledger", **figures)
     if exact.samples > 1:
-        return note("recording", measured, "see `bridging` for which turns do not extend the last", **figures)
-    return ok("recording", measured, **figures)
+        return note(measured, "see `bridging` for which turns do not extend the last", **figures)
+    return ok(measured, **figures)
 
 
 def describe_overhead(rates: dict[str, Any]) -> CheckResult:
@@ -98,8 +99,8 @@ def describe_overhead(rates: dict[str, Any]) -> CheckResult:
     median = float(rates["added_ms_median"])
     measured = f"{median:.1f} ms per turn by the gateway"
     if median > _SLOW_MS:
-        return note("overhead", measured, "this machine is busy, or the run is on a slow disk", median_ms=median)
-    return ok("overhead", measured, median_ms=median)
+        return note(measured, "this machine is busy, or the run is on a slow disk", median_ms=median)
+    return ok(measured, median_ms=median)
 
 
 def share(part: int, whole: int) -> str:

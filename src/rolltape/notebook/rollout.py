@@ -1,5 +1,6 @@
 """Runs, rollouts and trees in a notebook: a run's totals; a rollout's facts, trees, transcript or samples."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -34,8 +35,10 @@ def run_html(run: Run) -> str:
     rows = run.index()
     statuses = Counter(row.outcome.status.value for row in rows)
     rewards = [row.outcome.reward for row in rows if row.outcome.reward is not None]
+    finite = [reward for reward in rewards if math.isfinite(reward)]
     facts = [plural(len(rows), "rollout"), *(f"{many:,} {status}" for status, many in statuses.items())]
-    facts += [f"mean reward {number(sum(rewards) / len(rewards))}"] if rewards else []
+    facts += [f"mean reward {number(math.fsum(finite) / len(finite))}"] if finite else []
+    facts += [f"{plural(len(rewards) - len(finite), 'reward')} not finite"] if len(finite) < len(rewards) else []
     facts.append(plural(sum(row.sampled_tokens for row in rows), "sampled token"))
     latest = sorted(rows, key=lambda row: row.head.started_at_ns)[-_RUN_ROWS:]
     cells = [

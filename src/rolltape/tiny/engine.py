@@ -57,7 +57,6 @@ class TinyEngine:
         self.config: ModelConfig = model.config
         self.context = model.config.context if context is None else min(context, model.config.context)
         self.texts = TokenTexts(file) if file.is_file() else None  # None: neither texts nor stop strings
-        self._version = version
         self._prefix_cache_mb = prefix_cache_mb
         self._batch = RequestBatch(
             self._weights(model, version),
@@ -82,7 +81,7 @@ class TinyEngine:
     @property
     def version(self) -> str:
         """The version of the weights that new requests get."""
-        return self._version
+        return self._batch.weights.version
 
     @property
     def paused(self) -> bool:
@@ -181,7 +180,6 @@ class TinyEngine:
         def swap() -> int:
             running = list(self._batch.running)
             self._batch.weights = self._weights(model, version)
-            self._version = version
             if in_flight is InFlightPolicy.ABORT:
                 self._abort_now(running)
             return len(running)
@@ -193,7 +191,6 @@ class TinyEngine:
 
         def rename() -> None:
             self._batch.weights = self._batch.weights._replace(version=version)
-            self._version = version
 
         await self._ask(rename)
 

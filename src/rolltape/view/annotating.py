@@ -3,12 +3,14 @@
 import os
 import sqlite3
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rolltape.errors import NoAnswer, NoSuchRollout, RecordError, TapeError
 from rolltape.records.rollout import BOOKMARK, Annotations, TokenRange
+from rolltape.tape.stored import Key
 from rolltape.view.answers import to_plain
 from rolltape.view.served_runs import ServedRun
 
@@ -98,15 +100,10 @@ def why_read_only(run: ServedRun) -> str | None:
 
 def build_annotations(annotations: Annotations) -> dict[str, Any]:
     """The tags and notes of one rollout, as the page has them."""
-    return {
-        "tags": [to_plain(one) for one in annotations.tags],
-        "notes": [to_plain(one) for one in annotations.notes],
-    }
+    return {"tags": to_plain(annotations.tags), "notes": to_plain(annotations.notes)}
 
 
-def build_notes(
-    held: dict[tuple[str, int], Annotations], names: dict[tuple[str, int], dict[str, Any]]
-) -> dict[str, Any]:
+def build_notes(held: dict[Key, Annotations], names: dict[Key, dict[str, Any]]) -> dict[str, Any]:
     """The notes, and the tags that people gave, of a whole run: the newest first, and how many there are."""
     found = [
         {**names[key], "kind": kind, **to_plain(one)}
@@ -116,14 +113,10 @@ def build_notes(
         if one.at_ns is not None and key in names
     ]
     found.sort(key=lambda one: -int(one["at_ns"]))
-    authors: dict[str, int] = {}
-    for one in found:
-        name = str(one.get("by") or "")
-        authors[name] = authors.get(name, 0) + 1
     return {
         "total": len(found),
         "notes": sum(one["kind"] == "note" for one in found),
         "bookmarks": sum(one["kind"] == "tag" and one["name"] == BOOKMARK for one in found),
-        "authors": authors,
+        "authors": Counter(str(one.get("by") or "") for one in found),
         "latest": found[:_MOST_LISTED],
     }

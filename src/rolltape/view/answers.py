@@ -1,12 +1,14 @@
-"""Parse the numbers in the page's queries, and encode answers as JSON."""
+"""Parse what several of the page's queries have in common, and encode answers as JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from rolltape.errors import NoAnswer
+from rolltape.records.policy import PRESETS, CutPolicy
 
+MOST_ROWS = 500  # of one page of a table
 to_plain = msgspec.to_builtins  # a record as an answer has it
 
 
@@ -31,6 +33,30 @@ def parse_count(query: Mapping[str, str], name: str, default: int, most: int) ->
     return min(int(given), most)
 
 
+def parse_page(query: Mapping[str, str]) -> slice:
+    """The rows that a query asks for: `limit` of them from `offset` on."""
+    offset = parse_count(query, "offset", 0, 2**31)
+    return slice(offset, offset + parse_count(query, "limit", 100, MOST_ROWS))
+
+
+def parse_sort(sort: str, sorts: Iterable[str]) -> tuple[str, bool]:
+    """What rows are sorted by, and whether the largest come first: a "-" before the name says so."""
+    name = sort.removeprefix("-")
+    if name not in sorts:
+        raise NoAnswer(
+            f"sort is {name[:40]!r}; give one of {', '.join(sorts)}, with a - before it for the largest first"
+        )
+    return name, sort.startswith("-")
+
+
+def parse_policy(name: str | None) -> CutPolicy:
+    """A preset by its name; `exact` if none is given."""
+    name = name or "exact"
+    if name not in PRESETS:
+        raise NoAnswer(f"policy is {name[:40]!r}; give {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
 def parse_step(query: Mapping[str, str]) -> int | None:
     """The step in a query; None: all steps."""
     step = parse_number(query, "step")
@@ -39,6 +65,11 @@ def parse_step(query: Mapping[str, str]) -> int | None:
     if not step.is_integer():
         raise NoAnswer(f"step is {query['step'][:40]!r}; give a whole number")
     return int(step)
+
+
+def number_or_none(value: float) -> float | None:
+    """A number; None instead of NaN."""
+    return None if value != value else float(value)
 
 
 def encode_answer(answer: object) -> bytes:

@@ -1,6 +1,7 @@
 """`ViewGuard` decides who may see the page: on loopback requests by a local name, elsewhere those with the key."""
 
 from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 
 from aiohttp import web
@@ -98,23 +99,18 @@ class ViewGuard:
         return answer
 
     def _set_cookies(self, answer: web.Response, carried: Mapping[str, str], path: str) -> None:
+        set_cookie = partial(answer.set_cookie, httponly=True, path=path)
+        # Not "Strict" for what only lets read: links from elsewhere should open with the cookie.
         if self._is_key(carried.get("key", "")):
-            # Not "Strict": links from elsewhere should open with the cookie, and it only lets read.
-            answer.set_cookie(self._cookie, self._ticket, httponly=True, samesite="Lax", path=path)
+            set_cookie(self._cookie, self._ticket, samesite="Lax")
         if self.shares is not None and (share := self.shares.read(carried.get("share", ""))) is not None:
-            answer.set_cookie(
-                self.shares.cookie(share),
-                carried["share"],
-                httponly=True,
-                samesite="Lax",
-                path=path,
-                max_age=self.shares.lasts_s(share),
-            )
+            lasts_s = self.shares.lasts_s(share)
+            set_cookie(self.shares.cookie(share), carried["share"], samesite="Lax", max_age=lasts_s)
         if self.annotate is not None and "annotate" in carried:
             value = self.annotate.exchange(carried["annotate"])
             if value is None:
                 raise NoAnswer("this link to annotate was opened before, or is of a server that has ended", 403)
-            answer.set_cookie(self.annotate.cookie, value, httponly=True, samesite="Strict", path=path)
+            set_cookie(self.annotate.cookie, value, samesite="Strict")
 
 
 def _bytes(text: str) -> bytes:

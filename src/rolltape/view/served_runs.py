@@ -9,12 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rolltape.errors import RolltapeError
+from rolltape.extras import arrow_errors
 from rolltape.records.ids import page_name
 from rolltape.tape.index.database import POINTER, IndexFile
 from rolltape.tape.rundir import find_run
 from rolltape.view.run.state import RunState, TrainerFigures
 
 if TYPE_CHECKING:  # what reads shards takes longer to import than the first page takes
+    from pathlib import Path
+
     from rolltape.tape.index.index import Index
     from rolltape.tape.run import Run
     from rolltape.view.run.trainer import TokenRecords
@@ -45,8 +49,8 @@ class ServedRun:
         self.has_index = (self.search_file.folder / POINTER).exists()
         self.changed = asyncio.Condition()
         self.lock = threading.Lock()  # around what is made when it is first needed
-        self._checked: dict[int, tuple[object, dict[str, Any] | None]] = {}  # by step, and as of when
-        self._mismatches: dict[int, tuple[object, dict[str, Any] | None]] = {}  # likewise
+        # What was found about a trainer's steps, by what it is and the step, and as of when.
+        self._found: dict[tuple[str, int], tuple[object, dict[str, Any] | None]] = {}
 
     @cached_property
     def _run(self) -> "Run":
@@ -73,31 +77,26 @@ class ServedRun:
         return None if self.path is None else TokenRecords(self.path)
 
     def check_trained(self, step: int) -> dict[str, Any] | None:
-        """Where a trainer's records of a step and the tape disagree; None: it has none. For a thread.
-
-        The answer is kept until records or the run change.
-        """
-        if self.path is None or (figures := self.state.trainer.get(step)) is None:
-            return None
+        """Where a trainer's records of a step and the tape disagree; None: it has none. For a thread."""
         from rolltape.view.run.trainer import check_records
 
-        now = (figures.mark, self.state.snapshot)
-        known = self._checked.get(step)
-        if known is None or known[0] != now:
-            with self.lock:
-                run = self._run
-            known = self._checked[step] = (now, check_records(run, self.path, step))
-        return known[1]
+        return self._find_in_step("disagreements", step, check_records, self.state.snapshot)
 
     def find_mismatches(self, step: int) -> dict[str, Any] | None:
         """Where trainer and engine differ most in a step, by task and by turn; None: nothing is known. For a thread."""
-        if self.path is None or (figures := self.state.trainer.get(step)) is None:
-            return None
         from rolltape.view.run.mismatches import find_mismatches
 
-        known = self._mismatches.get(step)
-        if known is None or known[0] != figures.mark:
-            known = self._mismatches[step] = (figures.mark, find_mismatches(self.reader, self.path, step))
+        return self._find_in_step("mismatches", step, find_mismatches)
+
+    def _find_in_step(
+        self, what: str, step: int, find: "Callable[[Run, Path, int], dict[str, Any] | None]", *given: object
+    ) -> dict[str, Any] | None:
+        """What `find` finds in a trainer's step, kept until the step's records or what is `given` change."""
+        if self.path is None or (figures := self.state.trainer.get(step)) is None:
+            return None
+        now, known = (figures.mark, *given), self._found.get((what, step))
+        if known is None or known[0] != now:
+            known = self._found[what, step] = (now, find(self.reader, self.path, step))
         return known[1]
 
     def figures(self) -> list[TrainerFigures]:
@@ -178,7 +177,7 @@ class ServedRuns:
             for run in self.runs.values():
                 try:
                     figures = await asyncio.get_running_loop().run_in_executor(self.threads, run.figures)
-                except Exception:
+                except arrow_errors(RolltapeError, OSError, ValueError):
                     log.exception("what a trainer exported to %s cannot be read", run.location)
                     continue
                 for one in figures:

@@ -16,11 +16,11 @@ from aiohttp import web
 from rolltape.errors import NoAnswer, NoSuchRollout, RolltapeError, TapeError
 from rolltape.view.answers import encode_answer, parse_count, parse_step
 from rolltape.view.base_path import add_routes_below, path_below
-from rolltape.view.compare.comparisons import Comparisons
+from rolltape.view.compare.comparison import Comparisons
 from rolltape.view.guard import HEADERS, ViewGuard
 from rolltape.view.page_files import KINDS, index_page, page_files
 from rolltape.view.run.exporting import FORMS, export_form, file_name
-from rolltape.view.run.run_answers import RunAnswers, Work, find_run_answers
+from rolltape.view.run.run_answers import RunAnswers, Searched, Work, find_run_answers
 from rolltape.view.served_runs import ServedRun, ServedRuns
 from rolltape.view.write_routes import MOST_BYTES, WriteRoutes
 
@@ -109,10 +109,7 @@ class ViewServer:
     def _run_answers(self, request: web.Request) -> RunAnswers:
         return find_run_answers(self._answers, request.match_info["r"])
 
-    async def _load_rollout_answers(self, request: web.Request) -> "RolloutAnswers":
-        return await self._load_named(request.match_info["r"])
-
-    async def _load_named(self, name: str) -> "RolloutAnswers":
+    async def _load_rollout_answers(self, name: str) -> "RolloutAnswers":
         """Answers about rollouts too. The modules that compute them are imported at the first request."""
         run = find_run_answers(self._answers, name).run
         if run.name not in self._rollout_answers:
@@ -121,29 +118,30 @@ class ViewServer:
         return self._rollout_answers[run.name]
 
     async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
-        answers = await self._load_rollout_answers(request)
-        return await self._find_row(answers, request.match_info["id"], request.query.get("try"))
+        answers = await self._load_rollout_answers(request.match_info["r"])
+        return answers, await self._find_row(answers, request.match_info["id"], request.query.get("try"))
 
-    async def _find_row(
-        self, answers: "RolloutAnswers", rollout: str, try_index: str | None
-    ) -> "tuple[RolloutAnswers, int]":
+    async def _find_row(self, answers: "RolloutAnswers", rollout: str, try_index: str | None) -> int:
         if answers.holds(rollout):
-            return answers, answers.row(rollout, try_index)
+            return answers.row(rollout, try_index)
         run = answers.run
         try:
             found = await self._in_thread(lambda: run.index.find(rollout, run.title))
         except NoSuchRollout as error:
             raise NoAnswer(str(error), 404) from error
-        return answers, answers.row(found.id, try_index) if try_index else answers.row_named(found)
+        return answers.row(found.id, try_index) if try_index else answers.row_named(found)
 
     async def _in_thread(self, work: Work) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._served.threads, work)
 
-    async def _json(self, request: web.Request, work: Work) -> web.Response:
+    async def _json_from_thread(self, request: web.Request, work: Work) -> web.Response:
         """Do the work and encode its answer in a thread."""
-        return await self._answer(request, await self._in_thread(lambda: encode_answer(work())))
+        return await self._body(request, await self._in_thread(lambda: encode_answer(work())))
 
-    async def _answer(self, request: web.Request, body: bytes, kind: str = "application/json") -> web.Response:
+    async def _json(self, request: web.Request, answer: object) -> web.Response:
+        return await self._body(request, encode_answer(answer))
+
+    async def _body(self, request: web.Request, body: bytes, kind: str = "application/json") -> web.Response:
         """A body as an answer, compressed if it is long and the client accepts that."""
         answer = _plain_answer(body, kind)
         if len(body) < _COMPRESSED_FROM or kind.startswith(("image/png", "font/")):
@@ -157,49 +155,57 @@ class ViewServer:
 
     async def _runs(self, request: web.Request) -> web.Response:
         runs = [answers.headline() for answers in self._answers.values()]
-        return await self._answer(request, encode_answer({"runs": runs}))
+        return await self._json(request, {"runs": runs})
 
     async def _overview(self, request: web.Request) -> web.Response:
-        return await self._answer(
-            request, encode_answer(self._run_answers(request).overview(parse_step(request.query)))
-        )
+        return await self._json(request, self._run_answers(request).overview(parse_step(request.query)))
 
     async def _compare_sides(self, request: web.Request) -> web.Response:
-        compared = self._comparisons.answer(request.query, self._answers)
-        return await self._answer(request, encode_answer(compared))
+        return await self._json(request, self._comparisons.answer(request.query, self._answers))
 
     async def _pair(self, request: web.Request) -> web.Response:
         """Two rollouts of any runs: `a` and `b` name the runs, `a_rollout` and `b_rollout` the rollouts."""
         works: dict[str, Work] = {}
         for letter in ("a", "b"):
-            answers = await self._load_named(request.query.get(letter, ""))
+            answers = await self._load_rollout_answers(request.query.get(letter, ""))
             rollout, try_index = (request.query.get(f"{letter}_{name}") for name in ("rollout", "try"))
-            answers, row = await self._find_row(answers, rollout or "", try_index)
-            works[letter] = answers.conversation(row)
-        return await self._json(request, lambda: {letter: work() for letter, work in works.items()})
+            works[letter] = answers.conversation(await self._find_row(answers, rollout or "", try_index))
+        return await self._json_from_thread(request, lambda: {letter: work() for letter, work in works.items()})
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        return await self._answer(request, encode_answer(self._run_answers(request).tasks(request.query)))
+        return await self._json(request, self._run_answers(request).tasks(request.query))
 
     async def _change(self, request: web.Request) -> web.Response:
-        return await self._answer(request, encode_answer(self._run_answers(request).change(request.query)))
+        return await self._json(request, self._run_answers(request).change(request.query))
 
     async def _notes(self, request: web.Request) -> web.Response:
         answers = self._run_answers(request)
         held = await self._in_thread(answers.load_annotations)
-        return await self._answer(request, encode_answer(answers.notes(held)))
+        return await self._json(request, answers.notes(held))
 
     async def _mismatches(self, request: web.Request) -> web.Response:
+        return await self._about_step(request, "mismatches", ServedRun.find_mismatches)
+
+    async def _trained(self, request: web.Request) -> web.Response:
+        return await self._about_step(request, "check", ServedRun.check_trained)
+
+    async def _about_step(
+        self, request: web.Request, name: str, find: Callable[[ServedRun, int], object]
+    ) -> web.Response:
+        """What a trainer's records of a step show."""
         run = self._run_answers(request).run
         step = parse_count(request.match_info, "step", 0, 2**53)
-        return await self._json(request, lambda: {"step": step, "mismatches": run.find_mismatches(step)})
+        return await self._json_from_thread(request, lambda: {"step": step, name: find(run, step)})
+
+    async def _search(self, request: web.Request) -> Searched | None:
+        """What a search for `q` finds; None: nothing is searched for."""
+        asked = request.query.get("q", "").strip()
+        return await self._in_thread(self._run_answers(request).search(asked)) if asked else None
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
         """A file of what the table matches, sent as it is made."""
         answers = self._run_answers(request)
-        asked = request.query.get("q", "").strip()
-        searched = await self._in_thread(answers.search(asked)) if asked else None
-        chunks = await self._in_thread(answers.export(request.query, searched))
+        chunks = await self._in_thread(answers.export(request.query, await self._search(request)))
         chunk = await self._in_thread(lambda: next(chunks, None))  # what cannot be read at all is answered as an error
         name = quote(file_name(answers.run.title, request.query))
         kind = FORMS[export_form(request.query)]
@@ -222,34 +228,28 @@ class ViewServer:
                 request.transport.abort()  # so that nobody takes what came so far for the whole file
         return answer
 
-    async def _trained(self, request: web.Request) -> web.Response:
-        run = self._run_answers(request).run
-        step = parse_count(request.match_info, "step", 0, 2**53)
-        return await self._json(request, lambda: {"step": step, "check": run.check_trained(step)})
-
     async def _rollouts(self, request: web.Request) -> web.Response:
         answers = self._run_answers(request)
-        asked = request.query.get("q", "").strip()
-        searched = await self._in_thread(answers.search(asked)) if asked else None
-        return await self._answer(request, encode_answer(answers.table(request.query, searched)))
+        return await self._json(request, answers.table(request.query, await self._search(request)))
 
     async def _lines(self, request: web.Request) -> web.Response:
-        return await self._json(request, self._run_answers(request).lines(request.query))
+        return await self._json_from_thread(request, self._run_answers(request).lines(request.query))
 
     async def _group(self, request: web.Request) -> web.Response:
-        return await self._json(request, (await self._load_rollout_answers(request)).group(request.match_info["group"]))
+        answers = await self._load_rollout_answers(request.match_info["r"])
+        return await self._json_from_thread(request, answers.group(request.match_info["group"]))
 
     async def _rollout(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.rollout(row, request.query.get("policy")))
+        return await self._json_from_thread(request, answers.rollout(row, request.query.get("policy")))
 
     async def _raw(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.raw(row))
+        return await self._json_from_thread(request, answers.raw(row))
 
     async def _message(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.message(row, request.match_info["digest"]))
+        return await self._json_from_thread(request, answers.message(row, request.match_info["digest"]))
 
     async def _image(self, request: web.Request) -> web.Response:
         """An image of a message, as what its bytes are: a page of another kind cannot come of it."""
@@ -260,19 +260,21 @@ class ViewServer:
 
     async def _compare(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
-        return await self._json(request, answers.compare(row, request.query.get("left"), request.query.get("right")))
+        return await self._json_from_thread(
+            request, answers.compare(row, request.query.get("left"), request.query.get("right"))
+        )
 
     async def _tokens(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
         index = parse_count(request.match_info, "index", 0, 2**31)
         policy, record = request.query.get("policy"), request.query.get("record") or None
         packed = await self._in_thread(answers.tokens(row, index, policy, record=record))
-        return await self._answer(request, packed, "application/octet-stream")
+        return await self._body(request, packed, "application/octet-stream")
 
     async def _turn_tokens(self, request: web.Request) -> web.Response:
         answers, row = await self._row(request)
         packed = await self._in_thread(answers.turn_tokens(row, request.match_info["turn"]))
-        return await self._answer(request, packed, "application/octet-stream")
+        return await self._body(request, packed, "application/octet-stream")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """A Server-Sent Event at once, and another whenever the run has changed, until the page is gone."""
@@ -317,7 +319,7 @@ class ViewServer:
         headers = {"ETag": f'"{etag}"', "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == headers["ETag"]:
             return web.Response(status=304, headers=headers)
-        answer = await self._answer(request, content, kind)
+        answer = await self._body(request, content, kind)
         answer.headers.update(headers)
         return answer
 

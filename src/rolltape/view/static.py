@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from rolltape.errors import ExportError, ViewError
+from rolltape.errors import ViewError
 from rolltape.records.rollout import Annotations
 from rolltape.tape.stored import Key
-from rolltape.view.answers import encode_answer
+from rolltape.view.answers import MOST_ROWS, encode_answer
+from rolltape.view.compare.comparison import comparing
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
-from rolltape.view.run.listing import MOST_ROWS
 from rolltape.view.served_runs import ServedRun
 from rolltape.view.static_page import Block, SharedFiles, build_page
 
@@ -65,9 +65,7 @@ class StaticPages:
         groups: dict[str, list[int]] = {}
         for row in chosen:
             groups.setdefault(self._run.state.rows.text(row, "group") or "", []).append(row)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._shared.write(folder)
+        with self._shared.written(folder):
             self._learn(chosen)
             for group, rows in groups.items():
                 # A page links to the files of its group alone: links to all would make it as long as the run.
@@ -78,8 +76,6 @@ class StaticPages:
                 own = self._address("group", group)
                 yield self._write_page(folder / files[own], self._group_blocks(group, rows), own, files)
             yield self._write_page(folder / _INDEX, self._run_blocks(chosen), self._base, self._files(chosen))
-        except OSError as error:
-            raise ExportError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
     def _learn(self, chosen: Sequence[int]) -> None:
         """Find all keys before the first page is written: a key may be recognizable only in the last."""
@@ -165,9 +161,31 @@ class StaticPages:
         masked = set() if self._mask is None else set(self._mask.masked)
         self._masked |= masked
         about = {"start": start, "files": files, "masked": len(masked), "name": self._run.title}
-        page = build_page(self._shared, [*answers, ("/static", msgspec.json.encode(about).decode())])
-        path.write_text(page, encoding="utf-8")
+        path.write_text(build_page(self._shared, answers, about), encoding="utf-8")
         return path
+
+
+def write_comparison(folder: Path, a: str, b: str, *, mask: bool = True) -> tuple[Path, int]:
+    """Write the comparison of all of two runs by each measure; the page, and how many keys were masked in it."""
+    shared, masking, path = SharedFiles(), Mask() if mask else None, folder / "compare.html"
+    answers = [
+        (address, encode_answer(answer if masking is None else masking.all(answer)).decode())
+        for address, answer in _compare_by_each_measure(a, b)
+    ]
+    masked = 0 if masking is None else len(masking.masked)
+    start = "/compare?a=a&b=b"
+    about = {"start": start, "home": start, "files": {"/compare": path.name}, "masked": masked, "name": "comparison"}
+    with shared.written(folder):
+        path.write_text(build_page(shared, answers, about), encoding="utf-8")
+    return path, masked
+
+
+def _compare_by_each_measure(a: str, b: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    with comparing(a, b, {"limit": str(MOST_ROWS)}) as answer:
+        first = answer({})
+        yield "/api/runs", {"runs": [{"r": side, "name": first[side]["name"]} for side in ("a", "b")]}
+        for one in first["measures"]:
+            yield f"/api/compare?measure={one['measure']}", answer({"measure": one["measure"]})
 
 
 def _file_name(name: str) -> str:

@@ -3,12 +3,16 @@
 import base64
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from rolltape.errors import ViewError
+import msgspec
+
+from rolltape.errors import ExportError, ViewError
 from rolltape.view.page_files import page_files
 
 _LINKS = re.compile(r'\s*<link[^>]*\brel="(?:stylesheet|icon)"[^>]*>|\s*<script[^>]*\bsrc="[^"]*"[^>]*></script>')
@@ -33,16 +37,22 @@ class SharedFiles:
         digest = sha256(b"".join(sha256(self._files[name]).digest() for name in sorted(self._files)))
         self.folder = f"page-{digest.hexdigest()[:8]}"
 
-    def write(self, folder: Path) -> None:
-        """Write the files into a folder of exported pages."""
-        for name, content in self._files.items():
-            path = folder / self.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+    @contextmanager
+    def written(self, folder: Path) -> Iterator[None]:
+        """Write the files into a folder, made if there is none, for pages that are written within the block."""
+        try:
+            for name, content in self._files.items():
+                path = folder / self.folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            yield
+        except OSError as error:
+            raise ExportError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
-def build_page(shared: SharedFiles, blocks: Sequence[Block]) -> str:
-    """A page, with answers in blocks that it finds by their paths."""
+def build_page(shared: SharedFiles, answers: Iterable[Block], about: dict[str, Any]) -> str:
+    """A page, with answers in blocks that it finds by their paths; `about` is what it is told about itself."""
+    blocks = [*answers, ("/static", msgspec.json.encode(about).decode())]
     # A file has no origin that a policy could name. Nothing that was recorded knows the nonce: it is made here.
     nonce = secrets.token_urlsafe(18)
     policy = (

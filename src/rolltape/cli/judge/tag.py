@@ -1,5 +1,6 @@
 """`rolltape tag`: add, remove, and list tags of rollouts, turns, and tokens."""
 
+from collections import Counter
 from typing import Annotated
 
 import rolltape
@@ -36,40 +37,28 @@ def tag(
                 found, turn, tokens = place.find(selected)
                 with rolltape.open(tape.run.location) as writer:
                     change = writer.remove_tags if remove else writer.add_tags
-                    change(
-                        found.id,
-                        *tags,
-                        turn=turn,
-                        tokens=tokens,
-                        by=place.author(),
-                        try_index=place.try_index,
-                    )
+                    change(found.id, *tags, turn=turn, tokens=tokens, by=place.author(), try_index=place.try_index)
     if rollout is not None:
         _list_one(rollout, run, place.try_index, as_json=as_json)
     return report_problems(tape)
 
 
 def _list_all(tape: OpenedRun, *, as_json: bool) -> None:
-    whole: dict[str, int] = {}
-    inner: dict[str, int] = {}
-    for row in tape.rows:
-        for name in dict.fromkeys(row.outcome.tags):
-            whole[name] = whole.get(name, 0) + 1
-        for name in row.inner_tags:
-            inner[name] = inner.get(name, 0) + 1
+    whole = Counter(name for row in tape.rows for name in dict.fromkeys(row.outcome.tags))
+    inner = Counter(name for row in tape.rows for name in row.inner_tags)
     names = sorted({*whole, *inner})
     if as_json:
         for name in names:
-            print_json({"tag": name, "rollouts": whole.get(name, 0), "within_rollouts": inner.get(name, 0)})
+            print_json({"tag": name, "rollouts": whole[name], "within_rollouts": inner[name]})
         return
     if names:
         print_table(
             ["tag", "rollouts", "by turn or token"],
-            [[name, count(whole.get(name, 0)), count(inner.get(name, 0))] for name in names],
+            [[name, count(whole[name]), count(inner[name])] for name in names],
             left=["tag"],
             flexible=["tag"],
         )
-    print_line(f"{plural(len(names), 'tag')}")
+    print_line(plural(len(names), "tag"))
 
 
 def _list_one(rollout: str, run: str, try_index: int | None, *, as_json: bool) -> None:
@@ -88,4 +77,4 @@ def _list_one(rollout: str, run: str, try_index: int | None, *, as_json: bool) -
             left=["rollout", "turn", "tag", "by"],
             flexible=["tag", "by"],
         )
-    print_line(f"{plural(len(tags), 'tag')}")
+    print_line(plural(len(tags), "tag"))

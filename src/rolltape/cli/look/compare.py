@@ -46,7 +46,7 @@ def compare(
 
     Tasks are paired by source and id. The difference is B minus A. It is tested by a paired t-test over tasks.
     """
-    from rolltape.view.compare.comparisons import comparing
+    from rolltape.view.compare.comparison import comparing
 
     query = {name: value for name, value in vars(parts).items() if value} | {"measure": measure}
     try:

@@ -118,7 +118,7 @@ def _find_shared(runs: list[str], wanted: list[str]) -> list[tuple[int, str]]:
 
 
 def _write_comparison(folder: Path, a: str, b: str, *, mask: bool) -> int:
-    from rolltape.view.static_comparison import write_comparison
+    from rolltape.view.static import write_comparison
 
     page, masked = write_comparison(folder, a, b, mask=mask)
     print_long(str(page))

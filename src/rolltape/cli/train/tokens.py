@@ -1,7 +1,7 @@
 """`rolltape tokens`: list, summarize, show, and check a trainer's token records."""
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -150,7 +150,7 @@ def print_steps(steps: Sequence[TokenStep], *, as_json: bool) -> None:
 def print_records(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool) -> None:
     """Print a line per record."""
     rows = []
-    for record in _records(steps, rank, ("mismatch_kl", "masked")):
+    for record in (record for step in steps for record in read_step(step, rank, ("mismatch_kl", "masked"))):
         figures = sequence_figures(record)
         if as_json:
             print_json({**msgspec.to_builtins(figures), **_facts(record)})
@@ -220,10 +220,6 @@ def print_summary(steps: Sequence[TokenStep], rank: int | None, *, as_json: bool
         left=["worst record", "sample"],
         spare=["sample", "max KL"],
     )
-
-
-def _records(steps: Sequence[TokenStep], rank: int | None, columns: Sequence[str]) -> Iterable[TokenRecord]:
-    return (record for step in steps for record in read_step(step, rank, columns))
 
 
 def _facts(record: TokenRecord) -> dict[str, object]:

@@ -9,7 +9,7 @@ import rolltape
 from rolltape.collect.agents import Agent, AgentOutcome, Assignment, Connection, discard
 from rolltape.collect.environments.protocol import AGENT, Answer, Ended, Message, Opening, Score
 from rolltape.doctor.agent.scripted_model import ScriptedModel
-from rolltape.doctor.results import CheckResult, fault, note, ok, warning, words
+from rolltape.doctor.results import CheckResult, fault, named, note, ok, warning, words
 from rolltape.doctor.session_checks import describe_overhead, share
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings
@@ -71,16 +71,16 @@ async def check_agent(
         printed = stderr.read_text(errors="replace").strip() if stderr.is_file() else ""
         await discard(outcome)
         (rollout,) = rolltape.read(run).rollouts()
-    yield _describe_run(rollout, outcome, model, printed)
+    yield named("run", _describe_run(rollout, outcome, model, printed))
     if not rollout.turns:
         return
-    yield _describe_history(rollout)
-    yield _describe_samples(rollout)
+    yield named("history", _describe_history(rollout))
+    yield named("samples", _describe_samples(rollout))
     ignored = status.get("ignored_params")
     if ignored:
         some = "; ".join(list(ignored)[:3])
-        yield note("parameters", f"asked for and not applied: {some}")
-    yield describe_overhead(status["rates"])
+        yield named("parameters", note(f"asked for and not applied: {some}"))
+    yield named("overhead", describe_overhead(status["rates"]))
 
 
 class _Conversation:
@@ -110,23 +110,19 @@ def _describe_run(rollout: Rollout, outcome: AgentOutcome, model: ScriptedModel,
     turns = plural(len(rollout.turns), "turn")
     last = f"; it printed {quoted(printed.splitlines()[-1])}" if printed else ""
     if model.unwritten is not None:
-        return fault("run", model.unwritten, "give --model the folder of a model with a renderer of its own")
+        return fault(model.unwritten, "give --model the folder of a model with a renderer of its own")
     if outcome.broken is not None:
-        return fault("run", f"{outcome.broken}{last}", "run the agent by hand; see docs/how-to/agents/index.md")
+        return fault(f"{outcome.broken}{last}", "run the agent by hand; see docs/how-to/agents/index.md")
     if not rollout.turns:
-        return fault(
-            "run", f"the agent asked the model nothing{last}", "see that it uses the gateway's address and key"
-        )
+        return fault(f"the agent asked the model nothing{last}", "see that it uses the gateway's address and key")
     if outcome.timed_out:
-        return fault("run", f"it did not end in time, after {turns}{last}", "raise --agent-timeout")
+        return fault(f"it did not end in time, after {turns}{last}", "raise --agent-timeout")
     if outcome.exit_code:
         return warning(
-            "run",
-            f"{turns}, exit code {outcome.exit_code}{last}",
-            "run the agent by hand; see docs/how-to/agents/index.md",
+            f"{turns}, exit code {outcome.exit_code}{last}", "run the agent by hand; see docs/how-to/agents/index.md"
         )
     what = f"calls of {model.called}" if model.called else "no tool that may be called without harm, so text alone"
-    return ok("run", f"{turns} on a scripted model, {what}", turns=len(rollout.turns), tool=model.called)
+    return ok(f"{turns} on a scripted model, {what}", turns=len(rollout.turns), tool=model.called)
 
 
 def _describe_history(rollout: Rollout) -> CheckResult:
@@ -140,15 +136,15 @@ def _describe_history(rollout: Rollout) -> CheckResult:
     causes = Counter(fork.cause for fork in forks)
     figures = {"forks": dict(causes), "echoes": dict(rules), "auxiliary": dict(aside)}
     if not forks:
-        return ok("history", "; ".join(["every prompt extends the one before", *parts]), **figures)
+        return ok("; ".join(["every prompt extends the one before", *parts]), **figures)
     listed = ", ".join(f"{times} × {words(cause)}" for cause, times in causes.most_common())
     edits = [fork for fork in forks if fork.cause not in _OF_ITS_KIND and not _is_templates(fork)]
     if not edits:
         by_template = any(map(_is_templates, forks))
         advice = "the template drops thinking; pass --thinking-retention all to keep it" if by_template else None
-        return note("history", "; ".join([f"prompts that extend none: {listed}", *parts]), advice, **figures)
+        return note("; ".join([f"prompts that extend none: {listed}", *parts]), advice, **figures)
     measured = "; ".join([f"the agent rewrites its history: {listed}{_first_edit(edits[0])}", *parts])
-    return warning("history", measured, _ADVICE.get(edits[0].cause, _REWRITTEN), **figures)
+    return warning(measured, _ADVICE.get(edits[0].cause, _REWRITTEN), **figures)
 
 
 def _is_templates(fork: Fork) -> bool:
@@ -180,5 +176,5 @@ def _describe_samples(rollout: Rollout) -> CheckResult:
     measured = f"{measured} under every policy" if same else "; ".join(listed)
     aside = sum(len(turn.sampled_ids) for turn in rollout.turns if turn.facts.auxiliary is not None)
     if exact.samples == 1 and shares["exact"] == sampled - aside:
-        return ok("samples", measured, **figures)
-    return note("samples", measured, "see `history`; rolltape samples --compare shows policies on a run", **figures)
+        return ok(measured, **figures)
+    return note(measured, "see `history`; rolltape samples --compare shows policies on a run", **figures)

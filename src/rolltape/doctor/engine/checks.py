@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rolltape.doctor.engine import reply_checks, serving_checks
 from rolltape.doctor.engine.probing import EngineProbe
-from rolltape.doctor.results import CheckResult, Severity, fault
+from rolltape.doctor.results import CheckResult, Severity, fault, named
 from rolltape.errors import EngineError, EngineUnreachable
 
 EngineCheck = Callable[[EngineProbe], Awaitable[CheckResult | None]]
@@ -21,7 +21,7 @@ async def check_engine(
     for name, check in (ENGINE_CHECKS if checks is None else checks).items():
         result = await _run_check(name, check, probe)
         if result is not None:
-            yield result
+            yield named(name, result)
         if name == "reachable" and (result is None or result.verdict is Severity.FAULT):
             probe.answers = False
         if not probe.answers:
@@ -40,7 +40,7 @@ async def _run_check(name: str, check: EngineCheck, probe: EngineProbe) -> Check
         # Where not even a plain prompt gets a reply, every later check would only say the same again.
         probe.answers = name != "ids" and not isinstance(error, EngineUnreachable)
         failed = f"the engine failed: {error}"
-    return fault(name, failed, advice if probe.answers else f"{advice}; the checks after this one were left out")
+    return fault(failed, advice if probe.answers else f"{advice}; the checks after this one were left out")
 
 
 ENGINE_CHECKS: dict[str, EngineCheck] = {

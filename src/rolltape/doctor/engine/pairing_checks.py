@@ -1,17 +1,19 @@
 """Checks of an engine and a model folder together: whether the engine serves the model whose folder was given."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from rolltape.doctor.engine.engine_text import TEXT_KINDS, spelled_reply
 from rolltape.doctor.engine.local_pass import Scorer, Scores, local_scorer, why_no_pass
 from rolltape.doctor.engine.probing import EngineProbe, SampledChunks
 from rolltape.doctor.results import CheckResult, fault, note, ok, warning
-from rolltape.errors import CheckpointError
+from rolltape.errors import CheckpointError, EngineFault
+from rolltape.gateway.engines.http import Connections
 from rolltape.gateway.prompts import ChatPrompts
 
 _ALIKE = 0.85  # of the characters: engines decode ids one by one, and differ in spaces
@@ -19,23 +21,23 @@ _ALIKE = 0.85  # of the characters: engines decode ids one by one, and differ in
 _EQUAL = 0.05
 _OTHER = 0.3
 _PROMPTS = 3
-_REPLY = 48
+_REPLY = 48  # tokens
 
 
 async def check_tokenizer(
     probe: EngineProbe, *, prompts: ChatPrompts, kind: str, url: str, api_key: str | None
 ) -> CheckResult | None:
     """Whether the engine and the folder make the same text of the same ids; None: the engine gives no text."""
-    if kind not in TEXT_KINDS:
+    if kind not in _TEXT_KINDS:
         return None
     model = (await probe.engine.facts()).model
     spelled = []
     for _ in range(_PROMPTS):
         async with asyncio.timeout(probe.reply_timeout_s):
-            spelled.append(await spelled_reply(kind, url, probe.noise(48), api_key=api_key, model=model))
+            spelled.append(await _spelled_reply(kind, url, probe.noise(48), api_key=api_key, model=model))
     ids = [token for one in spelled for token in one.ids]
     if any(one.text is None for one in spelled):
-        return note("tokenizer", "not compared: the engine gives ids without text")
+        return note("not compared: the engine gives ids without text")
     stops = [prompts.decode(np.array([one], dtype=np.int32)) for one in probe.stop_ids]
     theirs = _joined([one.text or "" for one in spelled], stops)
     own = _joined([prompts.decode(np.array(one.ids, dtype=np.int32)) for one in spelled], stops)
@@ -43,9 +45,8 @@ async def check_tokenizer(
         return None
     alike = SequenceMatcher(None, theirs, own, autojunk=False).ratio()
     if alike >= _ALIKE:
-        return ok("tokenizer", f"engine and folder make the same text of {len(ids)} ids", alike=round(alike, 3))
+        return ok(f"engine and folder make the same text of {len(ids)} ids", alike=round(alike, 3))
     return fault(
-        "tokenizer",
         f"{len(ids)} ids are {_short(theirs)} to the engine, and {_short(own)} by the folder",
         "give --model the folder of the model that the engine serves",
         alike=round(alike, 3),
@@ -66,34 +67,28 @@ async def check_weights(probe: EngineProbe, *, folder: Path) -> CheckResult:
     """Whether the engine's logprobs are those of a forward pass of the folder's weights on this machine."""
     why = why_no_pass(folder)
     if why is not None:
-        return note("weights", f"not compared with a local forward pass: {why}")
+        return note(f"not compared with a local forward pass: {why}")
     try:
         async with local_scorer(folder) as score:
             differences = await _differences(probe, score)
     except CheckpointError as error:
         return warning(
-            "weights",
             f"not compared: the folder's weights cannot be loaded here: {error}",
             "see that the folder is complete; the engine is not to blame for this",
         )
     if not len(differences):
-        return note("weights", "not compared with a local forward pass: the engine gave no logprobs")
+        return note("not compared with a local forward pass: the engine gave no logprobs")
     mean, largest = float(differences.mean()), float(differences.max())
     measured = (
         f"{len(differences)} sampled ids against a local forward pass: {mean:.2g} nats off, at most {largest:.2g}"
     )
     figures = {"mean": mean, "largest": largest, "ids": len(differences)}
     if mean <= _EQUAL:
-        return ok("weights", measured, **figures)
+        return ok(measured, **figures)
     if mean <= _OTHER:
-        return warning(
-            "weights", measured, "see whether the engine quantizes; correct for it with importance weights", **figures
-        )
+        return warning(measured, "see whether the engine quantizes; correct for it with importance weights", **figures)
     return fault(
-        "weights",
-        measured,
-        "the engine serves other weights than the folder has; give the folder that it serves",
-        **figures,
+        measured, "the engine serves other weights than the folder has; give the folder that it serves", **figures
     )
 
 
@@ -112,3 +107,61 @@ async def _differences(probe: EngineProbe, score: Scorer) -> Scores:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 24 else f"{text[:24]}…")
+
+
+class SpelledReply(NamedTuple):
+    """Sampled ids and the engine's own text of them."""
+
+    ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
+    text: str | None  # None: it gives none, as SGLang with --skip-tokenizer-init
+
+
+async def _spelled_reply(
+    kind: str, url: str, prompt_ids: Sequence[int], *, api_key: str | None = None, model: str | None = None
+) -> SpelledReply:
+    """Sampled ids with the text that an engine of one of _TEXT_KINDS makes of them; raises EngineError."""
+    path, body, read = _TEXT_KINDS[kind](list(prompt_ids), model)
+    http = Connections(url, f"{kind} {url}", api_key=api_key)
+    try:
+        answer = await http.post(path, msgspec.json.encode(body))
+        return msgspec.convert(tuple(read(msgspec.json.decode(answer))), SpelledReply)
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+        raise EngineFault(f"{kind} {url}: {path} answered in an unknown form: {error!r}") from None
+    finally:
+        await http.close()
+
+
+_Request = tuple[str, dict[str, Any], Callable[[Any], SpelledReply]]  # path, body, and how to read the answer
+
+
+def _sglang(prompt_ids: list[int], model: str | None) -> _Request:
+    params = {"max_new_tokens": _REPLY, "skip_special_tokens": False, "no_stop_trim": True}
+    body = {"input_ids": prompt_ids, "sampling_params": params, "return_logprob": True}
+
+    def read(answer: Any) -> SpelledReply:
+        return SpelledReply([token for _, token, _ in answer["meta_info"]["output_token_logprobs"]], answer.get("text"))
+
+    return "/generate", body, read
+
+
+def _vllm(prompt_ids: list[int], model: str | None) -> _Request:
+    body = {"model": model, "prompt": prompt_ids, "max_tokens": _REPLY, "temperature": 1.0}
+    body |= {"return_token_ids": True, "skip_special_tokens": False, "include_stop_str_in_output": True}
+
+    def read(answer: Any) -> SpelledReply:
+        choice = answer["choices"][0]
+        return SpelledReply(choice["token_ids"], choice["text"])
+
+    return "/v1/completions", body, read
+
+
+def _llamacpp(prompt_ids: list[int], model: str | None) -> _Request:
+    body = {"prompt": prompt_ids, "n_predict": _REPLY, "return_tokens": True}
+    return "/completion", body, lambda answer: SpelledReply(answer["tokens"], answer["content"])
+
+
+_TEXT_KINDS: dict[str, Callable[[list[int], str | None], _Request]] = {
+    "sglang": _sglang,
+    "vllm": _vllm,
+    "llamacpp": _llamacpp,
+}

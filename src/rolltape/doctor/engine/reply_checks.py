@@ -22,23 +22,22 @@ async def check_ids(probe: EngineProbe) -> CheckResult:
     replies = [await probe.sample(probe.noise(32), temperature=1.0, max_tokens=16) for _ in range(3)]
     count = sum(len(one.ids) for one in replies)
     if not count:
-        return fault("ids", "three prompts of ids got replies without ids", "see that the engine returns token ids")
+        return fault("three prompts of ids got replies without ids", "see that the engine returns token ids")
     measured = f"{plural(count, 'sampled id')} for three prompts of 32"
     if probe.prompts is None:
-        return ok("ids", measured)
+        return ok(measured)
     words = " the quick brown fox jumps over the lazy dog and the quick brown fox" * 2
     usual = probe.prompts.encode(words, add_special_tokens=False).tolist()
     letters = [token for one in words for token in probe.prompts.encode(one, add_special_tokens=False).tolist()]
     if usual == letters:
-        return ok("ids", measured)
+        return ok(measured)
     replies = [await probe.sample(prompt, temperature=0.0, max_tokens=4) for prompt in (usual, letters)]
     if all(one.logprobs is not None for one in replies) and _same_reply(*replies):
         return fault(
-            "ids",
             f"a text in {len(usual)} ids and the same text in {len(letters)} ids get the same reply and logprobs",
             "the engine tokenizes prompts anew; send it ids on a route that takes them as they are",
         )
-    return ok("ids", f"{measured}; two splits of one text are told apart")
+    return ok(f"{measured}; two splits of one text are told apart")
 
 
 def _same_reply(one: Generated, other: Generated) -> bool:
@@ -51,17 +50,16 @@ async def check_logprobs(probe: EngineProbe) -> CheckResult:
     replies = [await probe.sample(probe.noise(32), temperature=1.0, max_tokens=32) for _ in range(3)]
     given = [one.logprobs for one in replies if one.logprobs is not None]
     if len(given) < len(replies):
-        return fault("logprobs", "replies have no logprobs", "have the engine return the logprob of each sampled id")
+        return fault("replies have no logprobs", "have the engine return the logprob of each sampled id")
     values = np.concatenate(given)
     missing = int(np.isnan(values).sum())
     if missing:
         return warning(
-            "logprobs",
             f"{missing} of {len(values)} sampled ids have no logprob",
             "those ids do not train under a policy that needs logprobs; SGLang and vLLM give all",
             missing=missing,
         )
-    return ok("logprobs", f"one for each of {len(values)} sampled ids, none above zero")
+    return ok(f"one for each of {len(values)} sampled ids, none above zero")
 
 
 async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
@@ -77,7 +75,6 @@ async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
     how = f"over {found.places} places at temperature {TEMPERATURE:g}, top-k {TOP_K}"
     if found.kind is None and not found.distances:
         return note(
-            "logprob kind",
             f"{said}; only {plural(found.places, 'place')} could tell the kinds apart, of {PLACES} that are needed",
             "run it again on a checkpoint that is less certain of its next token",
             **figures,
@@ -85,25 +82,21 @@ async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
     nearest = min(found.distances.values())
     if found.kind is None and len(found.distances) == 1 and declared is not LogprobKind.RAW:
         return note(
-            "logprob kind",
-            f"{said}; they are not raw ({how}), and more cannot be told without lists of the most likely ids",
-            **figures,
+            f"{said}; they are not raw ({how}), and more cannot be told without lists of the most likely ids", **figures
         )
     if found.kind is None:
         return fault(
-            "logprob kind",
             f"{said}; measured none of raw, after temperature, after truncation ({nearest:.2f} off, {how})",
             "see which logprobs the engine returns, and that it applies the sampling parameters",
             **figures,
         )
     if found.kind is not declared:
         return fault(
-            "logprob kind",
             f"{said}, measured {words(found.kind)} ({how})",
             f"pass --logprobs {found.kind} to serve and collect, or change the engine's own setting",
             **figures,
         )
-    return ok("logprob kind", f"{words(found.kind)}, as declared ({how}, {nearest:.4f} off)", **figures)
+    return ok(f"{words(found.kind)}, as declared ({how}, {nearest:.4f} off)", **figures)
 
 
 async def check_stop_id(probe: EngineProbe) -> CheckResult:
@@ -119,15 +112,13 @@ async def check_stop_id(probe: EngineProbe) -> CheckResult:
         if given.finish is not Finish.STOP:
             continue  # arithmetic that depends on the batch can change even a greedy reply
         if len(given.ids) and int(given.ids[-1]) == stop:
-            return ok("stop id", f"the id that ended a reply of {plural(len(given.ids), 'id')} is its last")
+            return ok(f"the id that ended a reply of {plural(len(given.ids), 'id')} is its last")
         return fault(
-            "stop id",
             f"a reply ended on stop id {stop}, and its {len(given.ids)} ids do not have it",
             "have the engine keep the stop id (SGLang: no_stop_trim; vLLM: include_stop_str_in_output); without it "
             "no model learns to end its turn",
         )
     return warning(
-        "stop id",
         "three greedy replies did not end at the stop id that they were given",
         "see that the engine honors stop_token_ids",
     )
@@ -145,35 +136,31 @@ async def check_stop_string(probe: EngineProbe) -> CheckResult | None:
         try:
             given = await probe.sample(prompt, temperature=0.0, max_tokens=24, stop=(words[-1],))
         except EngineError as error:
-            return warning("stop string", f"refused: {error}", "agents that use stop strings will fail")
+            return warning(f"refused: {error}", "agents that use stop strings will fail")
         if given.finish is not Finish.STOP_STRING:
             continue
         if given.stop_string == words[-1] and words[-1] in probe.prompts.decode(given.ids):
-            return ok("stop string", f"named, and its ids stay in the reply ({words[-1]!r})")
+            return ok(f"named, and its ids stay in the reply ({words[-1]!r})")
         return warning(
-            "stop string",
             f"a reply ended at {words[-1]!r}, of which its ids have nothing",
             "the ids before a stop string are trained, and those of the string are lost",
         )
-    return note("stop string", "no reply came to the stop string that it was given")
+    return note("no reply came to the stop string that it was given")
 
 
 async def check_streaming(probe: EngineProbe) -> CheckResult:
     if not probe.engine.streams:
-        return note("streaming", "ids come when a reply has ended", "agents wait for whole replies; nothing is lost")
+        return note("ids come when a reply has ended", "agents wait for whole replies; nothing is lost")
     told = SampledChunks()
     given = await probe.sample(probe.noise(32), temperature=1.0, max_tokens=96, on_sampled=told)
     if told.ids != given.ids.tolist():
         return fault(
-            "streaming",
             f"{len(told.ids)} ids were streamed, and the reply has {len(given.ids)}; they differ",
             "do not stream from this engine",
         )
     if len(told.chunks) < 2 < len(given.ids):
-        return note(
-            "streaming", f"{len(given.ids)} ids came in one piece", "a proxy before the engine may hold it back"
-        )
-    return ok("streaming", f"{len(given.ids)} ids in {len(told.chunks)} pieces, the same as in the whole reply")
+        return note(f"{len(given.ids)} ids came in one piece", "a proxy before the engine may hold it back")
+    return ok(f"{len(given.ids)} ids in {len(told.chunks)} pieces, the same as in the whole reply")
 
 
 async def check_abort(probe: EngineProbe) -> CheckResult:
@@ -194,11 +181,10 @@ async def check_abort(probe: EngineProbe) -> CheckResult:
         given = await task
     await _cancel_one(probe)
     if given.finish is not Finish.ABORT:
-        return note("abort", f"a reply of {len(given.ids)} ids ended before it could be interrupted")
+        return note(f"a reply of {len(given.ids)} ids ended before it could be interrupted")
     if len(given.ids) and given.logprobs is not None and given.ids.tolist()[: len(told.ids)] == told.ids:
-        return ok("abort", f"an interrupted reply of {plural(len(given.ids), 'id')} keeps them, with their logprobs")
+        return ok(f"an interrupted reply of {plural(len(given.ids), 'id')} keeps them, with their logprobs")
     return note(
-        "abort",
         "an interrupted reply is lost",
         "after a change of weights replies begin anew, and what they had is sampled again",
     )
@@ -215,9 +201,9 @@ async def _cancel_one(probe: EngineProbe) -> None:
 
 async def check_seed(probe: EngineProbe) -> CheckResult:
     if "seed" not in probe.engine.applies:
-        return note("seed", "the engine does not apply a request's seed", "SGLang: --enable-deterministic-inference")
+        return note("the engine does not apply a request's seed", "SGLang: --enable-deterministic-inference")
     prompt = probe.noise(32)
     one, two = [(await probe.sample(prompt, temperature=1.0, seed=5, max_tokens=24)).ids.tolist() for _ in range(2)]
     if one == two:
-        return ok("seed", f"the same seed gave the same {len(one)} ids twice")
-    return note("seed", "the same seed gave two different replies", "rollouts cannot be repeated exactly")
+        return ok(f"the same seed gave the same {len(one)} ids twice")
+    return note("the same seed gave two different replies", "rollouts cannot be repeated exactly")

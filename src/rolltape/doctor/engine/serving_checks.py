@@ -21,17 +21,16 @@ async def check_reachable(probe: EngineProbe) -> CheckResult:
     try:
         facts = await probe.engine.facts()
     except EngineUnreachable as error:
-        return fault("reachable", str(error), "start the engine, or correct --engine")
+        return fault(str(error), "start the engine, or correct --engine")
     parts = [facts.model or "a model without a name"]
     if facts.context is not None:
         parts.append(f"context {facts.context:,}")
     if not probe.engine.token_faithful:
         return fault(
-            "reachable",
             f"{', '.join(parts)}: it takes messages and gives text, without ids and logprobs",
             "nothing of it can be trained; serve the model with SGLang, vLLM or llama.cpp",
         )
-    return ok("reachable", ", ".join(parts), model=facts.model, context=facts.context)
+    return ok(", ".join(parts), model=facts.model, context=facts.context)
 
 
 async def check_weight_version(probe: EngineProbe) -> CheckResult:
@@ -39,12 +38,11 @@ async def check_weight_version(probe: EngineProbe) -> CheckResult:
     version = given.last_version or (await probe.engine.facts()).version
     if version is None:
         return note(
-            "weight version",
             "neither replies nor the engine name one",
             "announce versions to the gateway when you change weights; else staleness is not known",
         )
     where = "in each reply" if given.last_version is not None else "by the engine, not in replies"
-    return ok("weight version", f"{version!r}, {where}", version=version)
+    return ok(f"{version!r}, {where}", version=version)
 
 
 async def check_prefix_cache(probe: EngineProbe) -> CheckResult:
@@ -55,20 +53,17 @@ async def check_prefix_cache(probe: EngineProbe) -> CheckResult:
     times = f"{cold_s * 1000:.0f} ms, then {warm_s * 1000:.0f} ms"
     if given.cached_tokens is None:
         return note(
-            "prefix cache",
             f"the engine does not report it; a prompt of {len(prompt)} ids took {times} when it came again",
             "vLLM: --enable-prompt-tokens-details",
         )
     if given.cached_tokens < len(prompt) // 2:
         return warning(
-            "prefix cache",
             f"{given.cached_tokens} of {len(prompt)} ids that came again were cached ({times})",
             "turn the prefix cache on (SGLang: no --disable-radix-cache; vLLM: --enable-prefix-caching): every turn of "
             "an agent computes its whole history again",
             cached_tokens=given.cached_tokens,
         )
     return ok(
-        "prefix cache",
         f"{given.cached_tokens} of {len(prompt)} ids that came again were cached ({times})",
         cached_tokens=given.cached_tokens,
     )
@@ -93,7 +88,6 @@ async def check_constraints(probe: EngineProbe) -> CheckResult | None:
     constraint, _ = build_constraint(ask, probe.prompts.reply_form, Thinking.OFF, "forced", probe.engine.abilities)
     if constraint is None:
         return note(
-            "constraints",
             "the engine cannot hold a reply to a JSON schema",
             "replies are sampled freely; turns list the schema as not applied",
         )
@@ -101,13 +95,11 @@ async def check_constraints(probe: EngineProbe) -> CheckResult | None:
     try:
         given = await probe.generate(msgspec.structs.replace(wanted, constraint=constraint))
     except EngineError as error:
-        return warning(
-            "constraints", f"refused: {error}", "pass --constrain none, or mend the engine's grammar backend"
-        )
+        return warning(f"refused: {error}", "pass --constrain none, or mend the engine's grammar backend")
     text = probe.prompts.decode_reply(given.ids, None).strip()
     if any(f'"{one}"' == text for one in _ANSWERS):
-        return ok("constraints", f"a reply is held to a JSON schema ({text})")
-    return warning("constraints", f"a reply was not held to its JSON schema: {text[:60]!r}", "pass --constrain none")
+        return ok(f"a reply is held to a JSON schema ({text})")
+    return warning(f"a reply was not held to its JSON schema: {text[:60]!r}", "pass --constrain none")
 
 
 async def check_too_long(probe: EngineProbe) -> CheckResult | None:
@@ -119,11 +111,8 @@ async def check_too_long(probe: EngineProbe) -> CheckResult | None:
         given = await probe.sample(prompt, max_tokens=1)
     except EngineError as error:
         await probe.sample(prompt[:8], max_tokens=1)
-        return ok(
-            "too long", f"a prompt of {len(prompt):,} ids is refused ({getattr(error, 'status', None) or 'error'})"
-        )
+        return ok(f"a prompt of {len(prompt):,} ids is refused ({getattr(error, 'status', None) or 'error'})")
     return fault(
-        "too long",
         f"a prompt of {len(prompt):,} ids, over the context of {context:,}, got a reply of {len(given.ids)} ids",
         "the engine cuts prompts silently, so replies are not conditioned on what is recorded; have it refuse them",
     )
@@ -137,12 +126,8 @@ async def check_out_of_range(probe: EngineProbe) -> CheckResult:
         status = getattr(error, "status", None)
         await probe.sample(probe.noise(8), max_tokens=1)  # it must not have died of it
         if status is None or status < 500:
-            return ok("out of range", f"id {outside} is refused ({status or 'error'})")
-        return note(
-            "out of range", f"id {outside} is answered with {status}", "a client's mistake reads as the engine's"
-        )
+            return ok(f"id {outside} is refused ({status or 'error'})")
+        return note(f"id {outside} is answered with {status}", "a client's mistake reads as the engine's")
     return warning(
-        "out of range",
-        f"id {outside}, which no vocabulary has, got a reply",
-        "a prompt of another model's ids would not be noticed",
+        f"id {outside}, which no vocabulary has, got a reply", "a prompt of another model's ids would not be noticed"
     )

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from rolltape.doctor.gateway.apis import APIS, CHAT, TIMEOUT_S, Api, ApiReply, GatewayClient
-from rolltape.doctor.results import CheckResult, fault, note, ok, warning
+from rolltape.doctor.results import CheckResult, fault, named, note, ok, warning
 from rolltape.records.turn import common_length
 from rolltape.records.wording import plural
 
@@ -55,31 +55,26 @@ async def check_gateway(url: str, *, key: str | None = None, model: str | None =
     async with GatewayClient(url, key, model) as client:
         probe = GatewayProbe(client)
         for name, check in GATEWAY_CHECKS.items():
-            result = await _run(name, check, probe)
+            result = await _run(check, probe)
             if result is not None:
-                yield msgspec.structs.replace(result, part="gateway")
+                yield msgspec.structs.replace(named(name, result), part="gateway")
             if not probe.first or not probe.answers:
                 return
 
 
-async def _run(name: str, check: GatewayCheck, probe: GatewayProbe) -> CheckResult | None:
+async def _run(check: GatewayCheck, probe: GatewayProbe) -> CheckResult | None:
     try:
         return await check(probe)
     except TimeoutError:
         probe.answers = False
         return fault(
-            name,
             f"no answer in {TIMEOUT_S:g} s",
             "read the gateway's own log, and its engine's; the checks after this one were left out",
         )
     except aiohttp.ClientError as error:
-        return fault(
-            name, f"no answer: {str(error) or type(error).__name__}", "start the gateway, or correct --gateway"
-        )
+        return fault(f"no answer: {str(error) or type(error).__name__}", "start the gateway, or correct --gateway")
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        return fault(
-            name, f"an answer lacks what its API has: {error!r}", "compare its answers with the API's reference"
-        )
+        return fault(f"an answer lacks what its API has: {error!r}", "compare its answers with the API's reference")
 
 
 async def _apis(probe: GatewayProbe) -> CheckResult:
@@ -98,10 +93,10 @@ async def _apis(probe: GatewayProbe) -> CheckResult:
     served = ", ".join(api.name for api in probe.first)
     why = "; ".join(f"{name} answers {one.status}: {_message(one.body)}" for name, one in refused.items())
     if not probe.first:
-        return fault("apis", why or "neither chat, messages nor responses are served", "give its address, and --key")
+        return fault(why or "neither chat, messages nor responses are served", "give its address, and --key")
     if refused:
-        return warning("apis", f"{served} for model {client.model}; {why}", "agents of that API will fail")
-    return ok("apis", f"{served} for model {client.model}", served=[api.name for api in probe.first])
+        return warning(f"{served} for model {client.model}; {why}", "agents of that API will fail")
+    return ok(f"{served} for model {client.model}", served=[api.name for api in probe.first])
 
 
 async def _reply_ids(probe: GatewayProbe) -> CheckResult:
@@ -111,8 +106,8 @@ async def _reply_ids(probe: GatewayProbe) -> CheckResult:
     shared = [api.name for api in probe.first if probe.first[api].id and probe.first[api].id == again[api].id]
     if without or shared:
         what = f"{', '.join(shared or without)}: {'two replies share an id' if shared else 'replies have no id'}"
-        return fault("reply ids", what, "give every reply an id of its own; agents merge replies that share one")
-    return ok("reply ids", f"each reply has its own ({', '.join(api.name for api in probe.first)})")
+        return fault(what, "give every reply an id of its own; agents merge replies that share one")
+    return ok(f"each reply has its own ({', '.join(api.name for api in probe.first)})")
 
 
 async def _streaming(probe: GatewayProbe) -> CheckResult:
@@ -124,8 +119,8 @@ async def _streaming(probe: GatewayProbe) -> CheckResult:
             broken.append(f"{api.name} ({reply.status if reply.status != 200 else 'without its last event'})")
         seen.append(f"{api.name} {plural(reply.events, 'piece')}")
     if broken:
-        return fault("streaming", f"broken: {', '.join(broken)}", "agents take such a stream for a lost connection")
-    return ok("streaming", f"{', '.join(seen)}, each with its last event")
+        return fault(f"broken: {', '.join(broken)}", "agents take such a stream for a lost connection")
+    return ok(f"{', '.join(seen)}, each with its last event")
 
 
 async def _tool_calls(probe: GatewayProbe) -> CheckResult:
@@ -153,14 +148,13 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
         else:
             broken.append(f"{api.name} (result)")
     if broken:
-        return fault("tool calls", f"broken: {', '.join(broken)}", "agents cannot use tools over that API")
+        return fault(f"broken: {', '.join(broken)}", "agents cannot use tools over that API")
     if none:
         return note(
-            "tool calls",
             f"no call though one was required: {', '.join(none)}",
             "use a model that calls tools, or an engine that holds replies to a form",
         )
-    return ok("tool calls", f"a required call, and its result taken: {', '.join(made)}")
+    return ok(f"a required call, and its result taken: {', '.join(made)}")
 
 
 async def _history(probe: GatewayProbe) -> CheckResult | None:
@@ -170,29 +164,24 @@ async def _history(probe: GatewayProbe) -> CheckResult | None:
     ids = {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}
     one = await probe.client.ask(CHAT, [_ASKED], **ids)
     if one.status != 200:
-        return note(
-            "history", f"token ids cannot be asked for ({one.status})", "without them nobody can see re-tokenization"
-        )
+        return note(f"token ids cannot be asked for ({one.status})", "without them nobody can see re-tokenization")
     two = await probe.client.ask(CHAT, [_ASKED, *one.message, _GO_ON], **ids)
     held = _all_ids(one.body)
     later = two.body.get("prompt_token_ids") if isinstance(two.body, dict) else None
     if held is not None and later is not None:
         if later[: len(held)] == held:
-            return ok("history", f"the second prompt begins with all {len(held)} ids of the first turn")
+            return ok(f"the second prompt begins with all {len(held)} ids of the first turn")
         return warning(
-            "history",
             f"the second prompt departs from the first turn at id {common_length(held, later)} of {len(held)}",
             "replies are tokenized anew; a trainer that joins turns by text trains on other ids than were sampled",
         )
     if None in (one.prompt_tokens, one.completion_tokens, two.prompt_tokens):
-        return note("history", "neither token ids nor usage are given", "have it return token ids (return_token_ids)")
+        return note("neither token ids nor usage are given", "have it return token ids (return_token_ids)")
     least = (one.prompt_tokens or 0) + (one.completion_tokens or 0)
     measured = f"token ids are not given; the second prompt has {two.prompt_tokens} tokens, the first turn {least}"
     if (two.prompt_tokens or 0) < least:
-        return warning(
-            "history", measured, "something of the history is left out or re-tokenized", cached=two.cached_tokens
-        )
-    return note("history", measured, "have it return token ids (return_token_ids)")
+        return warning(measured, "something of the history is left out or re-tokenized", cached=two.cached_tokens)
+    return note(measured, "have it return token ids (return_token_ids)")
 
 
 def _all_ids(body: Any) -> list[int] | None:
@@ -206,16 +195,13 @@ async def _logprobs(probe: GatewayProbe) -> CheckResult | None:
     reply = await probe.client.ask(CHAT, [_ASKED], logprobs=True)
     given = (reply.body["choices"][0].get("logprobs") or {}).get("content") if reply.status == 200 else None
     if not given:
-        return note(
-            "logprobs", f"none are given ({reply.status})", "a trainer must get them another way, such as from a tape"
-        )
+        return note(f"none are given ({reply.status})", "a trainer must get them another way, such as from a tape")
     if reply.completion_tokens is not None and len(given) != reply.completion_tokens:
         return warning(
-            "logprobs",
             f"{len(given)} logprobs for {reply.completion_tokens} sampled tokens",
             "some sampled tokens, such as the stop token, are left out",
         )
-    return ok("logprobs", f"one for each of {len(given)} sampled tokens")
+    return ok(f"one for each of {len(given)} sampled tokens")
 
 
 async def _errors(probe: GatewayProbe) -> CheckResult:
@@ -227,19 +213,19 @@ async def _errors(probe: GatewayProbe) -> CheckResult:
             if not 400 <= status < 500 or not isinstance(answer, dict):
                 odd.append(f"{api.name}: {what} is answered with {status}")
     if odd:
-        return warning("errors", "; ".join(odd), "agents retry what is not refused with 4xx and a JSON body")
-    return ok("errors", "broken and empty requests are refused with 4xx in JSON")
+        return warning("; ".join(odd), "agents retry what is not refused with 4xx and a JSON body")
+    return ok("broken and empty requests are refused with 4xx in JSON")
 
 
 async def _keys(probe: GatewayProbe) -> CheckResult | None:
     if probe.client.key is None:
-        return note("keys", "no key was given, and none was needed", "off loopback anybody could use this gateway")
+        return note("no key was given, and none was needed", "off loopback anybody could use this gateway")
     api = next(iter(probe.first))
     wrong = {"Authorization": "Bearer wrong", "x-api-key": "wrong"}
     status, _ = await probe.client.post(api.path, api.ask(probe.client.model, [_ASKED]), headers=wrong)
     if status in (401, 403):
-        return ok("keys", f"a wrong key is refused ({status})")
-    return warning("keys", f"a wrong key is answered with {status}", "anybody who reaches it can use it")
+        return ok(f"a wrong key is refused ({status})")
+    return warning(f"a wrong key is answered with {status}", "anybody who reaches it can use it")
 
 
 async def _at_once(probe: GatewayProbe) -> CheckResult:
@@ -248,10 +234,8 @@ async def _at_once(probe: GatewayProbe) -> CheckResult:
     asks = [probe.client.ask(api, [{"role": "user", "content": f"Say {word}."}]) for word in ("yes", "no")]
     replies = await asyncio.gather(*asks)
     if all(reply.status == 200 for reply in replies):
-        return ok("at once", "two requests at the same time both got a reply")
-    return warning(
-        "at once", f"two requests at the same time: {[one.status for one in replies]}", "sub-agents will fail"
-    )
+        return ok("two requests at the same time both got a reply")
+    return warning(f"two requests at the same time: {[one.status for one in replies]}", "sub-agents will fail")
 
 
 def _message(body: Any) -> str:

@@ -88,9 +88,9 @@ class EngineServer:
         if body.stream:
             return await self._stream(request, asked, many)
         answers = await _all_or_none([self._whole(one) for one in asked])
-        failed = next((answer for answer in answers if _error_status(answer) is not None), None)
-        if failed is not None:
-            return _error(failed["meta_info"]["finish_reason"]["message"], HTTPStatus.INTERNAL_SERVER_ERROR)
+        for reason in (answer["meta_info"]["finish_reason"] for answer in answers):
+            if reason.get("status_code") is not None:
+                return _error(reason["message"], HTTPStatus.INTERNAL_SERVER_ERROR)
         return _json(answers if many else answers[0])
 
     async def _whole(self, asked: Asked) -> Json:
@@ -275,12 +275,6 @@ async def _cancelled(tasks: Sequence["asyncio.Task[Json] | asyncio.Task[None]"])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _error_status(answer: Json) -> int | None:
-    reason = answer["meta_info"]["finish_reason"]
-    status: int | None = reason.get("status_code")
-    return status
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

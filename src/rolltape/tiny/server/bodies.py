@@ -162,13 +162,8 @@ def parse_prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[Asked], 
     logprobs = _spread(body.return_logprob, count, many, "return_logprob")
     starts = _spread(body.logprob_start_len, count, many, "logprob_start_len")
     tops = _spread(body.top_logprobs_num, count, many, "top_logprobs_num")
-    asked = [
-        _asked(
-            body, engine, prompts[index], params[index], ids[index], bool(logprobs[index]), starts[index], tops[index]
-        )
-        for index in range(count)
-    ]
-    return asked, many
+    given_each = zip(prompts, params, ids, logprobs, starts, tops, strict=True)
+    return [_asked(body, engine, *one) for one in given_each], many
 
 
 def _prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[list[int]], bool]:
@@ -206,7 +201,7 @@ def _asked(
     prompt: list[int],
     params: SglangSampling | None,
     request_id: str | None,
-    logprobs: bool,
+    logprobs: bool | None,
     start: int | None,
     top: int | None,
 ) -> Asked:
@@ -222,7 +217,7 @@ def _asked(
         request_id=request_id,
         prompt_ids=prompt,
         sampling=_sampling(params, engine, prompt_from=start if logprobs else None, top=(top or 0) if logprobs else 0),
-        logprobs=logprobs,
+        logprobs=bool(logprobs),
         logprob_start=start,
         logprob_texts=body.return_text_in_logprobs,
         skip_special=params.skip_special_tokens is not False,

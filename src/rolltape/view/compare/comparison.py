@@ -1,22 +1,26 @@
-"""`TaskComparison`: two sides task by task. Tasks are paired by their source and id."""
+"""`TaskComparison`: two sides task by task, paired by source and id; `Comparisons` keeps those last asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rolltape.errors import NoAnswer
-from rolltape.view.answers import parse_count, to_plain
-from rolltape.view.compare.sides import Side
+from rolltape.view.answers import number_or_none, parse_number, parse_page, parse_sort, to_plain
+from rolltape.view.compare.sides import Side, parse_side
 from rolltape.view.compare.significance import METHOD, is_same, paired_test
-from rolltape.view.run.listing import MOST_ROWS, Query
+from rolltape.view.run.listing import Query
 from rolltape.view.run.rows import Array
+from rolltape.view.run.run_answers import RunAnswers
 from rolltape.view.run.tasks import divided, solved_limit
+from rolltape.view.served_runs import ServedRun
 
 _WHICH = ("higher", "lower", "same", "only_a", "only_b", "unrewarded")
-_SORTS = ("task", "environment", "change", "difference", "a", "b", "solved_a", "solved_b", "attempts")
 _TERM = "term."
+_HELD = 4  # comparisons
+_PAIRED_BY = ("source", "task")
 
 
 class TaskComparison:
@@ -107,7 +111,6 @@ class TaskComparison:
         measure = query.get("measure") or "reward"
         if measure not in self.measures:
             raise NoAnswer(f"measure is {measure[:60]!r}; give one of {', '.join(self.measures)}")
-        offset, limit = parse_count(query, "offset", 0, 2**31), parse_count(query, "limit", 100, MOST_ROWS)
         a, b = self.means(measure)
         masks = self._which(b - a)
         chosen = self._sorted(self._matching(query, masks), query.get("sort") or "-change", a, b)
@@ -123,7 +126,7 @@ class TaskComparison:
             "unnamed": [int((~kept).sum()) for kept in self._kept],  # rollouts of tasks without an id
             "on_both": self._on_both(),
             "matched": len(chosen),
-            "rows": [self._row(one, a, b) for one in chosen[offset : offset + limit].tolist()],
+            "rows": [self._row(one, a, b) for one in chosen[parse_page(query)].tolist()],
         }
 
     def _which(self, differences: Array) -> dict[str, Array]:
@@ -160,11 +163,6 @@ class TaskComparison:
 
     def _sorted(self, chosen: Array, sort: str, a: Array, b: Array) -> Array:
         """Tasks in the order asked for; those without a value come last, equals with more attempts first."""
-        name, down = sort.removeprefix("-"), sort.startswith("-")
-        if name not in _SORTS:
-            raise NoAnswer(
-                f"sort is {name[:40]!r}; give one of {', '.join(_SORTS)}, with a - before it to turn it round"
-            )
         attempts = self.attempts[0] + self.attempts[1]
         keys: dict[str, Callable[[], Array]] = {
             "task": lambda: _ranks([name for _, name in self.names]),
@@ -177,6 +175,7 @@ class TaskComparison:
             "solved_b": lambda: divided(self.solved[1], self.attempts[1]),
             "attempts": lambda: attempts,
         }
+        name, down = parse_sort(sort, keys)
         values = keys[name]()[chosen].astype(np.float64)
         return chosen[np.lexsort((-attempts[chosen], -values if down else values))]
 
@@ -201,14 +200,13 @@ class TaskComparison:
 
     def _row(self, task: int, a: Array, b: Array) -> dict[str, Any]:
         source, name = self.names[task]
-        difference = float(b[task] - a[task])
         return {
             "source": source if self.by_source else None,
             "task": name,
             "environment": self._environment(task),
             "a": self._on_side(0, task, float(a[task])),
             "b": self._on_side(1, task, float(b[task])),
-            "difference": None if difference != difference else difference,
+            "difference": number_or_none(b[task] - a[task]),
         }
 
     def _on_side(self, at: int, task: int, mean: float) -> dict[str, Any] | None:
@@ -223,7 +221,7 @@ class TaskComparison:
             "rollouts": len(rows),
             "attempts": int(self.attempts[at][task]),
             "solved": int(self.solved[at][task]),
-            "mean": None if mean != mean else mean,
+            "mean": number_or_none(mean),
             "first_step": int(steps.min()),
             "last_step": int(steps.max()),
             "rollout": listing.state.rows.ids[typical],
@@ -238,6 +236,45 @@ class TaskComparison:
         mean = rewards[finite].mean() if finite.any() else 0.0
         off = np.where(finite, np.abs(rewards - mean), np.inf)
         return int(rows[np.lexsort((columns["attempt"][rows], -columns["step"][rows], off))[0]])
+
+
+class Comparisons:
+    """Compares sides of runs. To sort or filter the same comparison again costs little."""
+
+    def __init__(self) -> None:
+        self._held: dict[object, TaskComparison] = {}
+
+    def answer(self, query: Query, runs: Mapping[str, RunAnswers]) -> dict[str, Any]:
+        """The comparison that a query asks for; tasks are paired by source and id, or with `by=task` by id alone."""
+        a, b = (parse_side(query, letter, runs) for letter in ("a", "b"))
+        by = query.get("by") or "source"
+        if by not in _PAIRED_BY:
+            raise NoAnswer(f"by is {by[:40]!r}; give {' or '.join(_PAIRED_BY)}")
+        solved_at = parse_number(query, "solved_at")
+        own = tuple((side.r, side.listing.snapshot, tuple(sorted(side.filters.items()))) for side in (a, b))
+        key = (own, by, solved_at)
+        if key not in self._held:
+            while len(self._held) >= _HELD:
+                del self._held[next(iter(self._held))]
+            self._held[key] = TaskComparison((a, b), solved_at=solved_at, by_source=by == "source")
+        return self._held[key].answer(query)
+
+
+@contextmanager
+def comparing(a: str, b: str, query: Query) -> Iterator[Callable[[Query], dict[str, Any]]]:
+    """Compare two runs by their locations, as they are now: a function that answers a query that adds to this one."""
+    names = {a: "a"} | ({b: "b"} if b != a else {})
+    runs = {name: ServedRun(name, location) for location, name in names.items()}
+    try:
+        for run in runs.values():
+            run.index.advance()
+        answers = {name: RunAnswers(run) for name, run in runs.items()}
+        comparisons = Comparisons()
+        sides = {"a": names[a], "b": names[b]}
+        yield lambda more: comparisons.answer({**query, **sides, **more}, answers)
+    finally:
+        for run in runs.values():
+            run.close()
 
 
 def _words(measure: str) -> str:

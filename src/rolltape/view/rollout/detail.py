@@ -11,7 +11,7 @@ from rolltape.records.jsonable import canonical_json
 from rolltape.records.messages import Message
 from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, Status
-from rolltape.records.sample import Fate, Sample
+from rolltape.records.sample import Fate, Span
 from rolltape.records.turn import Turn
 from rolltape.samples import Linearized, linearize
 from rolltape.samples.compare import Comparison
@@ -104,21 +104,15 @@ def _samples(made: Linearized, advantage: float | None) -> dict[str, Any]:
 def _side(made: Linearized, advantage: float | None) -> dict[str, Any]:
     side = _samples(made, advantage)
     for index, sample in enumerate(side["samples"]):
-        sample["spans"] = _spans(made.sample(index)) if index < _SAMPLES_WITH_SPANS else []
+        spans = made.sample(index).spans if index < _SAMPLES_WITH_SPANS else ()
+        sample["spans"] = [describe_span(span) for span in spans]
     return side
 
 
-def _spans(sample: Sample) -> list[dict[str, Any]]:
-    return [
-        {
-            "start": span.start,
-            "stop": span.stop,
-            "origin": span.origin.value,
-            "turn": span.turn,
-            "fate": None if span.fate is None else span.fate.value,
-        }
-        for span in sample.spans
-    ]
+def describe_span(span: Span) -> dict[str, Any]:
+    """Which tokens of a sample a span has, where they come from, and what became of them."""
+    fate = None if span.fate is None else span.fate.value
+    return {"start": span.start, "stop": span.stop, "origin": span.origin.value, "turn": span.turn, "fate": fate}
 
 
 def _trace(rollout: Rollout) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rolltape.errors import DamagedTapeError, NoAnswer
 from rolltape.records.messages import Message
-from rolltape.records.policy import PRESETS, Credit, CutPolicy
+from rolltape.records.policy import Credit
 from rolltape.records.rollout import Rollout, Status
 from rolltape.samples import group_advantages
 from rolltape.samples.compare import compare
@@ -17,7 +17,7 @@ from rolltape.samples.spelling import Spellings
 from rolltape.tape.index.search import distinct_messages
 from rolltape.tape.stored import Key, Problem
 from rolltape.view.annotating import build_annotations
-from rolltape.view.answers import to_plain
+from rolltape.view.answers import parse_policy, to_plain
 from rolltape.view.rollout.detail import build_comparison, build_detail, build_raw, linearize_now
 from rolltape.view.rollout.grouping import build_group, read_conversation, render_conversation
 from rolltape.view.rollout.images import Image, find_images
@@ -254,10 +254,3 @@ class RolloutAnswers(RunAnswers):
             rollout, try_index = rows.key(row)
             tries.setdefault(rollout, {})[try_index] = row
         return [row for row in map(self.counted, tries.values()) if row is not None]
-
-
-def parse_policy(name: str | None) -> CutPolicy:
-    """A preset by name."""
-    if (name or "exact") not in PRESETS:
-        raise NoAnswer(f"policy is {str(name)[:40]!r}; give {', '.join(PRESETS)}")
-    return PRESETS[name or "exact"]

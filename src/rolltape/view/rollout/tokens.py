@@ -14,6 +14,7 @@ from rolltape.samples.spelling import Spell, spelled
 from rolltape.tree import PlacedTurn
 from rolltape.tree.placement import message_at
 from rolltape.view.answers import encode_answer
+from rolltape.view.rollout.detail import describe_span
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.top_tokens import TopTokens, sample_top_tokens, turn_top_tokens
 from rolltape.view.run.rows import Array
@@ -209,16 +210,12 @@ def _spans(spans: Sequence[Span], session: Session) -> list[dict[str, Any]]:
     turns = {turn.id: turn for turn in session.turns}
     return [
         {
-            "start": span.start,
-            "stop": span.stop,
-            "origin": span.origin.value,
-            "turn": span.turn,
+            **describe_span(span),
             "turn_sequence": turns[span.turn].sequence,
             "turn_start": span.turn_start,
             "session": session.id,
             "messages": list(span.messages),
             "role": _role(turns[span.turn], span),
-            "fate": None if span.fate is None else span.fate.value,
         }
         for span in spans
     ]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rolltape.errors import NoAnswer
-from rolltape.view.answers import parse_number
+from rolltape.view.answers import number_or_none, parse_number
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.rows import Array
 
@@ -133,7 +133,7 @@ def _parts(sides: _Sides, kinds: _Kinds) -> dict[str, Any]:
             {
                 **kinds.described[kind],
                 "counts": counts[:, kind].tolist(),
-                "means": [_number(one) for one in means[:, kind].tolist()],
+                "means": [number_or_none(one) for one in means[:, kind].tolist()],
                 "part": float(parts[kind]),
                 "rewarded": float(rewarded[kind]),
                 "mixed": float(mixed[kind]),
@@ -274,7 +274,3 @@ def _measures(listing: Listing, step: int, against: int) -> list[dict[str, Any]]
         if moved is not None:
             found.append({"name": name, **moved})
     return found
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else value

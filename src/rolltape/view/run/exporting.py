@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import NoAnswer
-from rolltape.records.policy import PRESETS, Credit, cut_policy
+from rolltape.records.policy import Credit, CutPolicy
+from rolltape.tape.stored import Key
+from rolltape.view.answers import parse_policy
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.rows import Array
 
 if TYPE_CHECKING:  # what loads rollouts takes longer to import than the first page takes
     from rolltape.tape.run import Run
-
-Key = tuple[str, int]
 
 FORMS = {"csv": "text/csv", "rollouts": "application/x-ndjson", "samples": "application/x-ndjson"}
 _ENDINGS = {"csv": "csv", "rollouts": "jsonl", "samples": "jsonl"}
@@ -27,16 +27,14 @@ def export_form(query: Query) -> str:
     form = query.get("form") or "csv"
     if form not in FORMS:
         raise NoAnswer(f"form is {form[:40]!r}; give {', '.join(FORMS)}")
-    policy = query.get("policy")
-    if policy and policy not in PRESETS:
-        raise NoAnswer(f"policy is {policy[:40]!r}; give {', '.join(PRESETS)}")
+    parse_policy(query.get("policy"))
     return form
 
 
 def file_name(run: str, query: Query) -> str:
     """The name of the file that a browser saves."""
     form = export_form(query)
-    policy = f"-{query.get('policy') or 'exact'}" if form == "samples" else ""
+    policy = f"-{parse_policy(query.get('policy')).name}" if form == "samples" else ""
     return f"{run}-{'rollouts' if form == 'csv' else form}{policy}.{_ENDINGS[form]}"
 
 
@@ -64,7 +62,7 @@ def rollout_lines(run: "Run", keys: Sequence[Key]) -> Iterator[bytes]:
         yield json_line(rollout_row(rollout), RowKind.ROLLOUT)
 
 
-def sample_lines(run: "Run", keys: Sequence[Key], policy: str) -> Iterator[bytes]:
+def sample_lines(run: "Run", keys: Sequence[Key], policy: CutPolicy) -> Iterator[bytes]:
     """Samples as `rolltape export` writes them: of each rollout the try that counts, advantages over whole groups."""
     from rolltape.export.files import json_line
     from rolltape.export.schema import SAMPLE, RowKind
@@ -74,7 +72,7 @@ def sample_lines(run: "Run", keys: Sequence[Key], policy: str) -> Iterator[bytes
     listed = run.index()
     counted = {row.key for row in counted_tries(listed)}
     rollouts = run.tape_index.load_each([key for key in keys if key in counted])
-    for sample in samples_of_rollouts(rollouts, listed, cut_policy(policy), Credit(), run.versions()):
+    for sample in samples_of_rollouts(rollouts, listed, policy, Credit(), run.versions()):
         yield json_line(SAMPLE.row(sample), RowKind.SAMPLE)
 
 

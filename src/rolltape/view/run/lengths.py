@@ -25,11 +25,12 @@ def describe_lengths(listing: Listing, rows: Array) -> dict[str, Any]:
         "truncated": _share(truncated == 1, np.isfinite(truncated)),
         "tool_errors": [int(np.nansum(errors)), int(np.nansum(results))],
         "with_tool_errors": _share(errors > 0, np.isfinite(errors)),
-        "statuses": _counts([status.value for status in STATUSES], listing.statuses[rows]),
-        "stop_reasons": _counts(listing.state.rows.texts["stop_reason"].values, columns["stop_reason"][rows]),
+        "statuses": count_statuses(listing, rows),
+        "stop_reasons": count_texts(listing, "stop_reason", rows),
     }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, Any]:
     """Counts between edges: of equal width, or of equal ratio where a few values are far larger than most.
 
@@ -39,7 +40,11 @@ def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, An
         return {"edges": [], "counts": [], "log": False, "quantiles": []}
     values = values.astype(np.float64)
     low, high = float(values.min()), float(values.max())
-    bins: Any = _BINS if low < high else 1
+    bins: Any = 1
+    if low < high:
+        bins = np.linspace(low, high, _BINS + 1)
+        # Rewards may differ by rounding alone, or by more than a float holds: then no edges lie between them.
+        bins = bins if (np.diff(bins) > 0).all() else np.array([low, high])
     is_tail = high >= _LONG_TAIL * max(float(np.median(values)), 1.0) and high - low >= _WIDE
     is_log = long_tailed and low >= 0 and is_tail
     if is_log:
@@ -50,6 +55,16 @@ def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, An
     counts, edges = np.histogram(values, bins=bins)
     quantiles = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
     return {"edges": edges.tolist(), "counts": counts.tolist(), "log": is_log, "quantiles": quantiles}
+
+
+def count_statuses(listing: Listing, rows: Array | slice) -> dict[str, int]:
+    """How many of these rollouts have each status."""
+    return _counts([status.value for status in STATUSES], listing.statuses[rows])
+
+
+def count_texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
+    """How many of these rollouts have each text of a column."""
+    return _counts(listing.state.rows.texts[column].values, listing.state.rows.columns[column][rows])
 
 
 def _quantiles(values: Array) -> list[float]:

@@ -9,13 +9,12 @@ import numpy as np
 from rolltape.errors import NoAnswer
 from rolltape.records.rollout import BOOKMARK, Status, outcome_of
 from rolltape.tape.index.queries import ordered_versions
-from rolltape.view.answers import parse_count, parse_number, parse_step
+from rolltape.view.answers import parse_number, parse_page, parse_sort, parse_step
 from rolltape.view.run.oddities import FLAGS, Oddities
 from rolltape.view.run.rows import BEHAVIOR_CODE, CAUSE_CODE, FATE_CODE, STATUS_CODE, STATUSES, Array
 from rolltape.view.run.state import RunState
 from rolltape.view.run.terms import RewardTerms
 
-MOST_ROWS = 500
 SHORT_ID = 8
 _TEXTS = ("stop_reason", "source", "task", "environment", "agent", "model", "group")
 _LOST = outcome_of((), writer_alive=False).reason
@@ -101,12 +100,11 @@ class Listing:
 
     def page(self, query: Query, matched: Array) -> dict[str, Any]:
         """A page of the rows that match, as the query sorts them."""
-        offset, limit = parse_count(query, "offset", 0, 2**31), parse_count(query, "limit", 100, MOST_ROWS)
         rows = self.sorted(matched, query.get("sort") or "started")
         return {
             "total": len(self.state.rows),
             "matched": len(rows),
-            "rows": [self.row(row) for row in rows[offset : offset + limit].tolist()],
+            "rows": [self.row(row) for row in rows[parse_page(query)].tolist()],
             "terms": list(self.terms.names),
             "reward_range": self._reward_range,
             "snapshot": self.snapshot,
@@ -192,7 +190,8 @@ class Listing:
         place = np.empty(len(self.order), np.int64)
         place[self.order] = np.arange(len(self.order))
         by_start = matched[np.argsort(place[matched])]
-        name, down = sort.removeprefix("-"), sort.startswith("-")
+        terms = [f"{_TERM}{term}" for term in self.terms.names]
+        name, down = parse_sort(sort, ("started", *self._numbers, *_TEXTS, *terms))
         if name == "started":
             return by_start[::-1] if down else by_start
         keys = self._keys(name)[by_start].astype(np.float64)
@@ -205,11 +204,17 @@ class Listing:
             ranks = texts[name].ranks().astype(np.float64)
             ranks[0] = np.nan
             return ranks[columns[name]]
-        if name.startswith(_TERM) and (term := name.removeprefix(_TERM)) in self.terms.names:
-            return self.terms.column(term)
+        if name.startswith(_TERM):
+            return self.terms.column(name.removeprefix(_TERM))
+        return self._numbers[name]()
+
+    @cached_property
+    def _numbers(self) -> dict[str, Callable[[], Array]]:
+        """The columns of numbers by which rows can be sorted."""
+        columns = self.state.rows.columns
         ended = np.where(columns["ended_ns"] == 0, np.nan, columns["ended_ns"].astype(np.float64))
         sampled = np.where(columns["sampled_tokens"] == 0, np.nan, columns["sampled_tokens"])
-        numbers: dict[str, Callable[[], Array]] = {
+        return {
             "reward": lambda: self.rewards,
             "tokens": lambda: columns["sampled_tokens"],
             "trained": lambda: self.trained,
@@ -224,10 +229,6 @@ class Listing:
             "step": lambda: columns["step"],
             "attempt": lambda: columns["attempt"],
         }
-        if name not in numbers:
-            sorts = ", ".join(("started", *numbers, *_TEXTS, *(f"{_TERM}{term}" for term in self.terms.names)))
-            raise NoAnswer(f"sort is {name[:40]!r}; give one of {sorts}, with a - before it for the largest first")
-        return numbers[name]()
 
     def name(self, row: int) -> dict[str, Any]:
         """What tells a rollout from others."""

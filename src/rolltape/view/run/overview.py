@@ -1,5 +1,6 @@
 """The overview of a run: figures over all of its rollouts, by step and by time."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,9 @@ import numpy as np
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import CAUSES, FATES
 from rolltape.view.answers import to_plain
-from rolltape.view.run.lengths import build_histogram, describe_lengths
+from rolltape.view.run.lengths import build_histogram, count_statuses, count_texts, describe_lengths
 from rolltape.view.run.listing import Listing
-from rolltape.view.run.rows import STATUS_CODE, STATUSES, Array
+from rolltape.view.run.rows import STATUS_CODE, Array
 from rolltape.view.run.state import RunState
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -47,7 +48,7 @@ def build_overview(listing: Listing, step: int | None = None) -> dict[str, Any]:
         "reward_histogram": build_histogram(rewards),
         "turns_histogram": build_histogram(columns["turns"][rows], long_tailed=True),
         "tokens_histogram": build_histogram(columns["sampled_tokens"][rows], long_tailed=True),
-        "statuses": _counts([status.value for status in STATUSES], listing.statuses[rows]),
+        "statuses": count_statuses(listing, rows),
         "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
         "fork_causes": _summed([cause.value for cause in CAUSES], listing.causes[rows]),
         "fork_cause_rollouts": _summed([cause.value for cause in CAUSES], listing.causes[rows] > 0),
@@ -68,7 +69,6 @@ def build_headline(listing: Listing) -> dict[str, Any]:
     """A run as a row of the list of runs."""
     state, columns = listing.state, listing.state.rows.columns
     rewards = _finite(listing.rewards)
-    statuses = _counts([status.value for status in STATUSES], listing.statuses)
     return {
         "live": state.live,
         "progress": listing.progress,
@@ -76,7 +76,7 @@ def build_headline(listing: Listing) -> dict[str, Any]:
         "steps": len(np.unique(columns["step"])),
         "tasks": _tasks(columns["task"], columns["group"]),
         "rollouts": len(state.rows),
-        "statuses": statuses,
+        "statuses": count_statuses(listing, slice(None)),
         "mean_reward": float(rewards.mean()) if len(rewards) else None,
         "sampled_tokens": int(columns["sampled_tokens"].sum()),
         "last_activity_ns": state.last_activity_ns or None,
@@ -164,33 +164,24 @@ def _tally(behind: Array) -> dict[str, int]:
     return {str(value): int(count) for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
-def _counts(names: Sequence[str], codes: Array) -> dict[str, int]:
-    counts = np.bincount(codes.astype(np.int64), minlength=len(names)).tolist()
-    return {name: count for name, count in zip(names, counts, strict=True) if count}
-
-
 def _summed(names: Sequence[str], numbers: Array) -> dict[str, int]:
     sums = numbers.sum(axis=0).tolist()
     return {name: total for name, total in zip(names, sums, strict=True) if total}
 
 
 def _texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
-    values = listing.state.rows.texts[column].values
-    counts = np.bincount(listing.state.rows.columns[column][rows], minlength=len(values)).tolist()
-    named = ((value, count) for value, count in zip(values, counts, strict=True) if value is not None and count)
-    return dict(sorted(named, key=lambda one: -one[1]))
+    return dict(Counter(count_texts(listing, column, rows)).most_common())
 
 
 def _tags(listing: Listing, rows: Array) -> dict[str, int]:
     """How many rollouts have each tag, of their own or of a turn or token."""
     columns, both = listing.state.rows.columns, [listing.state.rows.lists(name) for name in ("tags", "inner_tags")]
     codes = columns["tags"][rows].astype(np.int64) * len(both[1]) + columns["inner_tags"][rows]
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for code, count in zip(*(one.tolist() for one in np.unique(codes, return_counts=True)), strict=True):
         own, inner = (lists[at] or () for lists, at in zip(both, divmod(code, len(both[1])), strict=True))
-        for tag in dict.fromkeys((*own, *inner)):
-            found[tag] = found.get(tag, 0) + count
-    return dict(sorted(found.items(), key=lambda one: -one[1]))
+        found.update(dict.fromkeys((*own, *inner), count))
+    return dict(found.most_common())
 
 
 def _tasks(tasks: Array, groups: Array) -> int:

@@ -16,7 +16,7 @@ from rolltape.tape.index.queries import annotations_by_hand, note_texts
 from rolltape.tape.index.search import LiveWords, find, search_terms, term_patterns
 from rolltape.tape.stored import Key
 from rolltape.view.annotating import build_notes
-from rolltape.view.answers import parse_count
+from rolltape.view.answers import parse_count, parse_policy
 from rolltape.view.run.change import build_change
 from rolltape.view.run.exporting import export_form, in_chunks, rollout_lines, sample_lines, table_rows
 from rolltape.view.run.found_lines import find_line
@@ -131,12 +131,9 @@ class RunAnswers:
             found = {}
             held = self.load_annotations()
             for key in keys:
-                with contextlib.suppress(
-                    RolltapeError, OSError, sqlite3.Error
-                ):  # it is found, though it cannot be read
-                    found[f"{key[0]}.{key[1]}"] = find_line(
-                        self.run.index.messages(key), patterns, held.get(key, Annotations()).notes
-                    )
+                with contextlib.suppress(RolltapeError, OSError, sqlite3.Error):  # found, though it cannot be read
+                    notes = held.get(key, Annotations()).notes
+                    found[f"{key[0]}.{key[1]}"] = find_line(self.run.index.messages(key), patterns, notes)
             return {"lines": found}
 
         return work
@@ -164,7 +161,7 @@ class RunAnswers:
         keys = [listing.state.rows.key(row) for row in chosen.tolist()]
         if form == "rollouts":
             return lambda: in_chunks(rollout_lines(self.run.reader, keys))
-        return lambda: in_chunks(sample_lines(self.run.reader, keys, query.get("policy") or "exact"))
+        return lambda: in_chunks(sample_lines(self.run.reader, keys, parse_policy(query.get("policy"))))
 
     def holds(self, rollout: str) -> bool:
         """Whether the table has a rollout with exactly this id."""
@@ -174,9 +171,7 @@ class RunAnswers:
         """The row of a rollout: of the try that is named, else of the one that counts; raises NoAnswer."""
         rows = self.listing().state.rows
         if try_index:
-            if not (try_index.isascii() and try_index.isdecimal() and len(try_index) < 10):
-                raise NoAnswer(f"try is {try_index[:40]!r}; give a whole number")
-            row = rows.tries(rollout).get(int(try_index))
+            row = rows.tries(rollout).get(parse_count({"try": try_index}, "try", 0, 2**31))
         else:
             row = self.counted(rows.tries(rollout))
         if row is None:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import NoAnswer
-from rolltape.view.answers import parse_count, parse_number, parse_step
-from rolltape.view.run.listing import MOST_ROWS, Listing, Query
+from rolltape.view.answers import number_or_none, parse_number, parse_page, parse_sort, parse_step
+from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.rows import Array
 
 _SORTS = ("task", "environment", "attempts", "solved", "mean", "best", "spread", "change", "turns", "tokens", "step")
@@ -41,7 +41,6 @@ class TaskTable:
 
     def answer(self, query: Query) -> dict[str, Any]:
         """The totals, the same by step, and a page of the tasks that the query asks for."""
-        offset, limit = parse_count(query, "offset", 0, 2**31), parse_count(query, "limit", 100, MOST_ROWS)
         chosen = self._sorted(self._matching(query), query.get("sort") or "mean")
         attempts = self._groups["attempts"]
         k = int(np.bincount(attempts[attempts > 0]).argmax()) if (attempts > 0).any() else 1  # as most groups have
@@ -54,7 +53,7 @@ class TaskTable:
             **self._passes(np.ones(len(attempts), bool), k),
             "by_step": [self._step(one, k) for one in steps.tolist()],
             "matched": len(chosen),
-            "rows": [self._row(one) for one in chosen[offset : offset + limit].tolist()],
+            "rows": [self._row(one) for one in chosen[parse_page(query)].tolist()],
             "snapshot": self._listing.snapshot,
             "progress": self._listing.progress,
         }
@@ -96,11 +95,7 @@ class TaskTable:
 
     def _sorted(self, chosen: Array, sort: str) -> Array:
         """Tasks in the order asked for; those without a value come last, equals with more attempts first."""
-        name, down = sort.removeprefix("-"), sort.startswith("-")
-        if name not in _SORTS:
-            raise NoAnswer(
-                f"sort is {name[:40]!r}; give one of {', '.join(_SORTS)}, with a - before it to turn it round"
-            )
+        name, down = parse_sort(sort, _SORTS)
         keys = self._keys(name)[chosen].astype(np.float64)
         return chosen[np.lexsort((-self.attempts[chosen], -keys if down else keys))]
 
@@ -165,7 +160,7 @@ class TaskTable:
             "rollouts": len(rows),
             "attempts": int(self.attempts[task]),
             "solved": int(self.solved[task]),
-            "mean": _number(self.mean[task]),
+            "mean": number_or_none(self.mean[task]),
             "best": float(rewards.max()) if len(rewards) else None,
             "spread": float(rewards.std()) if len(rewards) else None,
             "first_step": int(self._steps[first]),
@@ -239,7 +234,3 @@ def divided(sums: Array, counts: Array) -> Array:
     quotients = np.full(len(sums), np.nan)
     np.divide(sums, counts, out=quotients, where=counts > 0)
     return quotients
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else float(value)

@@ -1,5 +1,6 @@
 """`RewardTerms`: what the rewards of rollouts are made of, a column for each term."""
 
+from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,10 @@ class RewardTerms:
     def names(self) -> tuple[str, ...]:
         """Those that most rewards have come first, equals by name."""
         used = np.bincount(self._codes, minlength=len(self._decoded)).tolist()
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for terms, count in zip(self._decoded, used, strict=True):
             if count:
-                for name in terms:
-                    counts[name] = counts.get(name, 0) + count
+                counts.update(dict.fromkeys(terms, count))
         return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
     def column(self, name: str) -> Array:
