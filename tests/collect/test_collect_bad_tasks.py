@@ -71,12 +71,24 @@ def test_a_file_without_tasks_is_refused(
     assert not Path("run").exists()
 
 
-def test_an_unknown_agent_leaves_no_run_behind(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runner", ["local", "ray"])
+def test_an_unknown_agent_leaves_no_run_behind(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tasks.jsonl").write_text(GOOD)
-    result = cli("collect", "tasks.jsonl", "--run", "run", "--agent", "nobody")
+    result = cli("collect", "tasks.jsonl", "--run", "run", "--agent", "nobody", "--runner", runner)
     assert result.code == 2
     assert "nobody" in result.err
+    assert not Path("run").exists()
+
+
+def test_resuming_where_there_is_no_run_makes_none(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.jsonl").write_text(GOOD)
+    result = cli("collect", "tasks.jsonl", "--run", "run", "--resume")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("rolltape: run: there is no run to resume; leave --resume out")
     assert not Path("run").exists()
 
 

@@ -28,6 +28,23 @@ def test_unknown_name_is_told() -> None:
     )
 
 
+def test_a_package_that_is_missing_is_told_from_one_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = "rolltape.collect.environments.others.gymnasium"
+    for name in [one for one in sys.modules if one == others or one.partition(".")[0] == "gymnasium"]:
+        monkeypatch.delitem(sys.modules, name)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "gymnasium", None)
+        with pytest.raises(TaskError, match=r"^gymnasium:X: .*not installed; pip install 'rolltape\[gymnasium\]'$"):
+            environment_named("gymnasium:X")
+    (tmp_path / "gymnasium.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TaskError, match=r"^gymnasium:X: gymnasium is installed but cannot be imported: .*gymnasium"):
+        environment_named("gymnasium:X")
+    monkeypatch.delitem(sys.modules, "gymnasium")
+
+
 def test_class_of_ones_own_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "env_own.py").write_text(
         "class Own:\n"

@@ -42,6 +42,15 @@ def test_verl(tmp_path: Path) -> None:
     assert rows[0].head.extra["acc"] is True
 
 
+def test_a_row_without_its_step_says_that_the_step_is_absent(tmp_path: Path) -> None:
+    row = {"input": "2 + 2?", "output": "4", "score": 1.0}
+    (tmp_path / "dump").mkdir()
+    write_lines(tmp_path / "dump" / "0.jsonl", [row, {**row, "step": 0}])
+    report = imported("verl", tmp_path / "dump", tmp_path / "run")
+    assert [one.step for one in rolltape.read(tmp_path / "run").index()] == [0, 0]
+    assert (report.absent["steps"], report.absent["token ids"]) == (1, 2)
+
+
 def test_areal(tmp_path: Path) -> None:
     row: dict[str, Any] = {
         "task_id": 3,

@@ -128,12 +128,15 @@ def settings_in_config(
 ) -> CollectSettings:
     """The settings in a block of a trainer's config, and `defaults` for those that it leaves out.
 
+    Of `sampling`, too, the block replaces only the parameters that it names.
     `other_keys` may stand in the block, and are not settings. Any other key, or a wrong value, is a GroupsError.
     """
     given = {name: value for name, value in block.items() if name not in other_keys}
     if unknown := given.keys() - set(CollectSettings.__struct_fields__):
         known = ", ".join((*other_keys, *CollectSettings.__struct_fields__))
         raise GroupsError(f"{where}: {min(unknown)!r} is unknown; known are {known}")
+    if isinstance(given.get("sampling"), Mapping):
+        given["sampling"] = {**defaults.get("sampling", {}), **given["sampling"]}
     try:
         return msgspec.convert({**defaults, **given}, CollectSettings)
     except (msgspec.ValidationError, CollectError) as error:

@@ -96,10 +96,12 @@ def parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ImportFileError(f"{file}: no Parquet file that can be read: {after}{error}") from None
 
 
-def first_parquet_row(path: Path) -> dict[str, Any] | None:
-    """The first row of a Parquet file; None: it is something else, or empty."""
+def first_row(path: Path) -> dict[str, Any] | None:
+    """The first row of a Parquet file, or the first object of a JSON file; None: it is something else, or empty."""
+    if path.suffix != ".parquet":
+        return first_object(path)
     try:
-        return next((row for _, row in parquet_rows(path)), None) if path.suffix == ".parquet" else None
+        return next((row for _, row in parquet_rows(path)), None)
     except ImportFileError:
         return None
 

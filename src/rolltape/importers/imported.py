@@ -21,6 +21,18 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None  # a folder or name with the text of the ids
     traces: str | None = None  # prime-rl: the verifiers traces that its token exports belong to
 
+    def origin(
+        self, *, source: str | None = None, split: str | None = None, step: int | None = None, model: str | None = None
+    ) -> dict[str, Any]:
+        """Where a rollout comes from, for `ImportedRollout`: what the user says, and otherwise what its entry says."""
+        told = step if self.step is None else self.step
+        return {
+            "source": self.source or source,
+            "split": self.split or split,
+            "step": 0 if told is None else told,
+            "model": self.model or model,
+        }
+
 
 class ImportedSession(msgspec.Struct, kw_only=True):
     """One session: its turns in order, each as the arguments of `record_turn`.
@@ -58,7 +70,7 @@ class ImportedRollout(msgspec.Struct, kw_only=True):
     reason: str | None = None
     failed: str | None = None  # why the infrastructure broke it; None: it finished
     filtered: str | None = None  # why it is kept out of training
-    absent: tuple[str, ...] = ()  # "token ids", "logprobs", "weight versions"
+    absent: tuple[str, ...] = ()  # such as "token ids", "logprobs", "weight versions"
 
 
 class BrokenEntry(NamedTuple):
@@ -96,8 +108,10 @@ def each_rollout(
             yield or_broken(where, partial(make, row, where))
 
 
-def conversation_turns(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Turns of a conversation that is known by its messages alone, and the messages after its last reply.
+def conversation_turns(
+    messages: Sequence[Mapping[str, Any]], where: str, *, may_be_empty: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Turns of a conversation that is known by its messages alone, and what follows them, for the rollout's `extra`.
 
     Each assistant message is the reply of a turn. Its tokens are not known, so it does not train.
     """
@@ -112,9 +126,9 @@ def conversation_turns(messages: Sequence[Mapping[str, Any]], where: str) -> tup
         prompt = {"new_messages" if turns else "prompt_messages": since}
         turns.append({**prompt, "reply": message, "finish": "stop", "token_faithful": False})
         since = []
-    if not turns:
+    if not turns and not may_be_empty:
         raise ImportFileError(f"{where}: no message of it is an assistant's, so it has no turn")
-    return turns, since
+    return turns, {"messages_after_the_last_reply": since} if since else {}
 
 
 def token_turns(

@@ -35,7 +35,9 @@ from rolltape.records.turn import LogprobKind
 
 try:
     from skyrl.train.generators.base import GeneratorInterface
-except ImportError as missing:
+except ModuleNotFoundError as missing:
+    if missing.name != "skyrl":
+        raise  # it is there, and lacks something
     raise ImportError("rolltape.integrations.skyrl needs SkyRL; pip install skyrl") from missing
 
 log = logging.getLogger("rolltape.integrations")

@@ -12,7 +12,7 @@ import msgspec
 from rolltape.cli.exits import Exit
 from rolltape.cli.record.collect_progress import LogProgress, open_progress, print_report
 from rolltape.cli.screen import note, print_json, print_line
-from rolltape.collect.agents import agent_named
+from rolltape.collect.agents import agent_named, is_program
 from rolltape.collect.collector import Collector, Launch
 from rolltape.collect.dry_run import preview_attempts
 from rolltape.collect.plan import open_tasks
@@ -22,7 +22,7 @@ from rolltape.collect.runners.gateway import resolve_model
 from rolltape.collect.runners.ray import ClusterSettings, RayRunner
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
-from rolltape.errors import ExportError, TapeWriteError
+from rolltape.errors import CollectError, ExportError, TapeWriteError
 from rolltape.groups import RunAheadLimit
 from rolltape.records.jsonable import encode_numbers
 from rolltape.samples.summary import open_for_recording
@@ -47,12 +47,15 @@ def run_collection(
     """Collect here or on a cluster, with progress while it runs and a report at the end.
 
     A model, an agent or tasks that cannot be used are refused before the run is made, so that none is left behind.
+    On a cluster, programs and functions are looked for on the nodes.
     """
+    if resume and not (run / RUN_FILE).is_file():
+        raise CollectError(f"{run}: there is no run to resume; leave --resume out, or give the --run that was begun")
     if cluster is None:
         resolve_model(settings.model, settings.model_name, settings.engines)
     tasks = open_tasks(settings)
-    if cluster is None:
-        agent_named(settings.agent, in_image=settings.has_images)
+    if cluster is None or is_program(settings.agent):
+        agent_named(settings.agent, in_image=settings.has_images or cluster is not None)
     raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:

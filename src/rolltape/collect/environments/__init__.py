@@ -36,7 +36,8 @@ from rolltape.collect.functions import (
     function_named,
 )
 from rolltape.collect.tasks import Task
-from rolltape.errors import TaskError
+from rolltape.errors import MissingExtra, TaskError
+from rolltape.extras import import_extra
 
 __all__ = [
     "AGENT",
@@ -122,9 +123,12 @@ def _of_other_project(name: str) -> Environment:
     if not own_name:
         raise TaskError(f"{name!r} has nothing after its colon; name an environment of {kind}")
     try:
+        import_extra(kind, kind)
         module = import_module(f"rolltape.collect.environments.others.{kind}")
-    except ModuleNotFoundError as error:
-        raise TaskError(f"{name} needs {error.name}; install it: pip install 'rolltape[{kind}]'") from None
+    except MissingExtra as error:
+        raise TaskError(f"{name}: {error}") from None
+    except ImportError as error:
+        raise TaskError(f"{name}: {kind} is installed but cannot be imported: {error}; install what it lacks") from None
     made: Environment = getattr(module, _OTHERS[kind])(own_name)
     return made
 

@@ -19,7 +19,8 @@ import msgspec
 
 from rolltape.collect.environments.held import HeldOpen
 from rolltape.collect.functions import describe_error
-from rolltape.errors import TaskError, ToolServerError
+from rolltape.errors import MissingExtra, TaskError, ToolServerError
+from rolltape.extras import import_extra
 from rolltape.records.jsonable import decode_json, encode_json, shown
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -75,9 +76,9 @@ def check_server(spec: McpServerSpec) -> None:
         raise TaskError('its mcp: a server has either "command" or "url"')
     try:
         # Here, and not only when the first server is started: it takes a second, in which a loop would be blocked.
-        import mcp.client.streamable_http  # noqa: F401
-    except ModuleNotFoundError:
-        raise TaskError("its mcp: install the package: pip install 'rolltape[mcp]'") from None
+        import_extra("mcp.client.streamable_http", "mcp")
+    except MissingExtra as error:
+        raise TaskError(f"its mcp: {error}") from None
     if spec.url is not None:
         if not spec.url.startswith(("http://", "https://")):
             raise TaskError(f"its mcp: {shown(spec.url)} is not a URL; write http://… or https://…")

@@ -21,9 +21,9 @@ from rolltape.collect.environments.judge import (
     resolve_judge,
 )
 from rolltape.collect.environments.protocol import Ended, Episode, Score
-from rolltape.collect.environments.scoring import RewardFields, read_submission, score_unfinished
+from rolltape.collect.environments.scoring import SubmissionFields, read_submission, score_unfinished
 from rolltape.collect.environments.single import SingleReply
-from rolltape.collect.environments.task_fields import check_path, check_prompt, copy_entry, parse_fields
+from rolltape.collect.environments.task_fields import copy_entry, parse_fields
 from rolltape.collect.functions import call_function, function_named
 from rolltape.collect.tasks import Task
 from rolltape.errors import RecordError, TaskError
@@ -35,7 +35,7 @@ _SAME = "the same text"
 _INSTRUCTIONS = "You compare replies to a request."
 
 
-class PreferenceFields(RewardFields, frozen=True, kw_only=True):
+class PreferenceFields(SubmissionFields, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
     compare: Literal["pairwise", "listwise"] = "pairwise"
@@ -43,7 +43,6 @@ class PreferenceFields(RewardFields, frozen=True, kw_only=True):
     judge: Judge | str | None = None
     function: str | None = None  # "python:module:function" instead of a judge
     both_orders: bool = False  # ask a judge about each pair twice, either one first
-    file: str | None = None  # compare this file of the working directory instead of the last text
 
 
 class PairResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +83,7 @@ class PreferenceEnvironment:
 
     def check(self, task: Task) -> None:
         fields = parse_fields(task, PreferenceFields)
-        check_prompt(fields)
-        if fields.file is not None:
-            check_path(fields.file, "its file")
+        fields.check()
         if fields.function is None:
             resolve_judge(fields.judge, self._judge)
         elif fields.judge is not None:

@@ -16,9 +16,9 @@ from rolltape.collect.environments.judge import (
     resolve_judge,
 )
 from rolltape.collect.environments.protocol import Ended, Episode, Score
-from rolltape.collect.environments.scoring import RewardFields, read_submission, score_unfinished
+from rolltape.collect.environments.scoring import SubmissionFields, read_submission, score_unfinished
 from rolltape.collect.environments.single import SingleReply
-from rolltape.collect.environments.task_fields import check_path, check_prompt, parse_fields
+from rolltape.collect.environments.task_fields import parse_fields
 from rolltape.collect.tasks import Task
 from rolltape.errors import TaskError
 from rolltape.records.jsonable import shown
@@ -34,13 +34,12 @@ class Criterion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
-class RubricFields(RewardFields, frozen=True, kw_only=True):
+class RubricFields(SubmissionFields, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
     criteria: list[str | Criterion] = []
     scale: tuple[float, float] = (0.0, 10.0)  # of a grade: worst and best
     judge: Judge | str | None = None
-    file: str | None = None  # grade this file of the working directory instead of the last text
 
     @property
     def named(self) -> list[Criterion]:
@@ -65,7 +64,7 @@ class RubricEnvironment:
 
     def check(self, task: Task) -> None:
         fields = parse_fields(task, RubricFields)
-        check_prompt(fields)
+        fields.check()
         names = [one.name for one in fields.named]
         if not names:
             raise TaskError('it has no criteria; add "criteria", a list of texts')
@@ -75,8 +74,6 @@ class RubricEnvironment:
         worst, best = fields.scale
         if not worst < best:
             raise TaskError(f"its scale goes from {worst:g} to {best:g}; give the worst grade, then a better one")
-        if fields.file is not None:
-            check_path(fields.file, "its file")
         resolve_judge(fields.judge, self._judge)
 
     def begin(self, task: Task, seed: int) -> Episode:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from rolltape.collect.environments.protocol import Ended, Score
-from rolltape.collect.environments.task_fields import PromptFields, check_path
+from rolltape.collect.environments.task_fields import PromptFields, check_path, check_prompt
 from rolltape.collect.functions import PREFIX, call_function, current_time_limit, function_named
 from rolltape.errors import TaskError
 from rolltape.records.jsonable import as_float
@@ -35,6 +35,18 @@ class RewardFields(PromptFields, frozen=True, kw_only=True):
     # The reward of an attempt that ran into a limit (a time-out, too many turns, an overflow, calls that cannot be
     # read), for all of them or by stop reason; "check": what it left is scored as if it had finished.
     unfinished: Worth | dict[StopReason, Worth] = 0.0
+
+
+class SubmissionFields(RewardFields, frozen=True, kw_only=True):
+    """Fields of a task whose reply a judge or a function reads."""
+
+    file: str | None = None  # of the working directory, read instead of the last text
+
+    def check(self) -> None:
+        """TaskError for a task that asks nothing, or whose file leads out of the working directory."""
+        check_prompt(self)
+        if self.file is not None:
+            check_path(self.file, "its file")
 
 
 def score_unfinished(fields: RewardFields, stop_reason: StopReason) -> Score | None:

@@ -5,13 +5,12 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rolltape.errors import ImportFileError
+from rolltape.extras import import_extra
 from rolltape.importers.files import files_of, first_file, first_object
 from rolltape.importers.imported import (
     BrokenEntry,
@@ -55,13 +54,8 @@ def recognize(path: Path) -> str | None:
 
 def find(path: Path, options: ImportOptions) -> Found:
     """One rollout per sample and epoch."""
-    try:
-        reading = import_module("inspect_ai.log")
-        value_to_float = import_module("inspect_ai.scorer").value_to_float()
-    except ImportError:
-        raise ImportFileError(
-            f"{path}: an Inspect log; install its reader with pip install 'rolltape[inspect]'"
-        ) from None
+    reading = import_extra("inspect_ai.log", "inspect")
+    value_to_float = import_extra("inspect_ai.scorer", "inspect").value_to_float()
     for file in files_of(path, ".eval", ".json"):
         try:
             yield from _file_rollouts(file, reading, value_to_float, options)
@@ -97,13 +91,11 @@ def _bomb_in(file: Path) -> str | None:
 
 
 def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: ImportOptions) -> ImportedRollout:
-    messages = [_message(one.model_dump(mode="json", exclude_none=True)) for one in sample.messages]
+    messages = [_message(one) for one in sample.messages]
     own = decode_numbers(json.dumps((sample.metadata or {}).get("rolltape") or {}).encode())
     failed = sample.error.message if sample.error is not None else None
-    turns: list[dict[str, Any]] = []
-    rest: list[Any] = messages
-    if failed is None or any(message["role"] == "assistant" for message in messages):
-        turns, rest = conversation_turns(messages, where)
+    turns, rest = conversation_turns(messages, where, may_be_empty=failed is not None)
+    asked = sample.input
     limit = sample.limit.type if sample.limit is not None else None
     made = ImportedRollout(
         where=where,
@@ -111,12 +103,9 @@ def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: 
         key=sample.uuid,
         foreign_ids=() if sample.uuid is None else (sample.uuid,),
         task_id=str(sample.id),
-        task={"input": _input(sample.input), "target": sample.target},
-        source=options.source or about.task,
-        split=options.split,
-        step=options.step or 0,
+        task={"input": asked if isinstance(asked, str) else list(map(_message, asked)), "target": sample.target},
+        **options.origin(source=about.task, model=about.model),
         attempt=sample.epoch - 1,
-        model=options.model or about.model,
         stop_reason=_STOPS.get(str(limit), StopReason.COMPLETED),
         reason=None if limit is None else f"{limit} limit",
         failed=failed,
@@ -125,9 +114,7 @@ def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: 
     if "rollout" in own:
         return _restored(made, own, messages, options)
     scores = {name: float(value_to_float(score.value)) for name, score in (sample.scores or {}).items()}
-    extra: dict[str, Any] = {"metadata": sample.metadata, "eval": about.eval_id}
-    if rest:
-        extra["messages_after_the_last_reply"] = rest
+    extra = {"metadata": sample.metadata, "eval": about.eval_id, **rest}
     # Inspect has no total. One score is the reward; of several, none is more so than another.
     reward = next(iter(scores.values())) if len(scores) == 1 and failed is None else None
     return msgspec.structs.replace(made, extra=extra, reward=reward, reward_terms=scores)
@@ -147,9 +134,7 @@ def _restored(
         foreign_ids=(own["rollout"],),
         task_id=own["task_id"],
         task=own["task"],
-        source=options.source or own["source"],
-        step=own["step"] if options.step is None else options.step,
-        model=options.model or own["model"],
+        **options.origin(source=own["source"], step=own["step"], model=own["model"]),
         agent=own["agent"],
         tags=tuple(own["tags"]),
         reward=own["reward"],
@@ -160,14 +145,9 @@ def _restored(
     )
 
 
-def _input(value: Any) -> Any:
-    return (
-        value if isinstance(value, str) else [_message(one.model_dump(mode="json", exclude_none=True)) for one in value]
-    )
-
-
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+def _message(own: Any) -> dict[str, Any]:
     """A message of Inspect's as a chat message."""
+    given = own.model_dump(mode="json", exclude_none=True)
     content, reasoning = given.get("content", ""), ""
     if isinstance(content, list):
         reasoning = "".join(part.get("reasoning", "") for part in content if part.get("type") == "reasoning")

@@ -7,7 +7,6 @@ An assistant message is a turn. Its tokens are not known, so it is shown and exp
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import ImportFileError
-from rolltape.extras import arrow_errors
+from rolltape.extras import arrow_errors, import_extra
 from rolltape.importers.files import (
     first_file,
-    first_object,
-    first_parquet_row,
+    first_row,
     json_document,
     json_lines,
     of_each_file,
@@ -71,11 +69,7 @@ def recognize(path: Path) -> str | None:
         if (path / "dataset_info.json").exists():
             return "a saved Hugging Face dataset"
     file = first_file(path, *_FILES)
-    if file is None:
-        return None
-    row = first_parquet_row(file) if file.suffix == ".parquet" else first_object(file)
-    if row is None:
-        return None
+    row = (first_row(file) if file is not None else None) or {}
     for field in ("messages", "conversations", "completion", "chosen"):
         if isinstance(row.get(field), list) and all(isinstance(item, Mapping) for item in row[field]):
             return f"rows with {field!r}"
@@ -109,20 +103,13 @@ def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> lis
         turns, rest = conversation_turns(messages, where)
         for turn in turns:
             turn |= _weighed(turn["reply"])
-        prompt = turns[0]["prompt_messages"]
-        extra = {name: value for name, value in row.items() if name not in _OWN}
-        if rest:
-            extra["messages_after_the_last_reply"] = rest
         rollouts.append(
             ImportedRollout(
                 where=where,
-                task={"messages": prompt},
-                source=options.source,
-                split=options.split,
-                step=options.step or 0,
-                model=options.model,
+                task={"messages": turns[0]["prompt_messages"]},
+                **options.origin(),
                 tags=tags,
-                extra=extra,
+                extra={name: value for name, value in row.items() if name not in _OWN} | rest,
                 sessions=[ImportedSession(turns=turns, tools=tools)],
                 absent=ABSENT_FROM_TEXT,
             )
@@ -185,11 +172,8 @@ def _restored(rows: list[tuple[str, dict[str, Any]]], options: ImportOptions) ->
         foreign_ids=(first["rollout"],),
         task_id=first.get("task_id"),
         task=decode_numbers(task.encode()) if is_table and task is not None else task,
-        source=options.source or first.get("source"),
-        split=options.split,
-        step=first["step"] if options.step is None else options.step,
+        **options.origin(source=first.get("source"), step=first["step"], model=first.get("model")),
         attempt=first["attempt"],
-        model=options.model or first.get("model"),
         agent=first.get("agent"),
         tags=tuple(first.get("launch_tags") or ()),
         reward=_number(first.get("reward")),
@@ -268,10 +252,7 @@ def _splits(path: Path, options: ImportOptions) -> list[str]:
 
 
 def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        datasets: Any = import_module("datasets")
-    except ImportError:
-        raise ImportFileError(f"{path}: a saved dataset; install it with pip install 'rolltape[datasets]'") from None
+    datasets = import_extra("datasets", "datasets")
     number = 0
     try:
         for number, row in enumerate(datasets.load_from_disk(str(path)), 1):

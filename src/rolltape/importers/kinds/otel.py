@@ -66,10 +66,7 @@ def _rollout(trace: str, spans: list[_Span], calls: list[_Span], options: Import
         key=trace,
         foreign_ids=(trace, *(one for one in sessions if one)),
         task={"messages": made[0].turns[0]["prompt_messages"]} if told else {"trace": trace},
-        source=options.source,
-        split=options.split,
-        step=options.step or 0,
-        model=options.model or first.get("gen_ai.response.model") or first.get("gen_ai.request.model"),
+        **options.origin(model=first.get("gen_ai.response.model") or first.get("gen_ai.request.model")),
         agent=agent,
         absent=ABSENT_FROM_TEXT if told else ("messages", *ABSENT_FROM_TEXT),
     )

@@ -65,10 +65,7 @@ def _rollout(
         sessions=[ImportedSession(turns=turns, tokenizer=options.tokenizer)],
         foreign_ids=(f"prime-rl-{place}",),
         task={"prompt_ids": turns[0]["prompt_ids"]},
-        source=options.source or row.get("env_name"),
-        split=options.split,
-        step=int(step),
-        model=options.model,
+        **options.origin(source=row.get("env_name"), step=int(step)),
         extra=extra,
         absent=("messages", "rewards", "weight versions"),
     )

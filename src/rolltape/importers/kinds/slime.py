@@ -4,12 +4,17 @@ Samples of one rollout, which share its `rollout_id`, are its sessions. The ids 
 slime does not say which of the others the model sampled.
 """
 
+import pickle
+import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rolltape.errors import ImportFileError
+import numpy as np
+
+from rolltape.errors import ImportFileError, MissingExtra
+from rolltape.extras import import_extra
 from rolltape.importers.files import first_file, first_object, json_lines, of_each_file
 from rolltape.importers.imported import (
     BrokenEntry,
@@ -20,7 +25,6 @@ from rolltape.importers.imported import (
     or_broken,
     token_turns,
 )
-from rolltape.importers.torch_files import load_torch_file
 from rolltape.records.rollout import StopReason
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort", "failed": "error", "pending": "abort"}
@@ -34,8 +38,8 @@ def recognize(path: Path) -> str | None:
         return recognize(file) if file is not None else None
     if path.suffix == ".pt":
         try:
-            saved = load_torch_file(path)
-        except ImportFileError:
+            saved = _load_torch_file(path)
+        except (ImportFileError, MissingExtra):
             return None
         samples = saved.get("samples") if isinstance(saved, Mapping) else None
         first = samples[0] if isinstance(samples, list) and samples else None
@@ -53,7 +57,7 @@ def _file_rollouts(file: Path, options: ImportOptions) -> Found:
     samples: list[tuple[str, dict[str, Any]]] = []
     evaluation, step = file.stem.startswith("eval_"), options.step
     if file.suffix == ".pt":
-        saved = load_torch_file(file)
+        saved = _load_torch_file(file)
         if not isinstance(saved, Mapping) or not isinstance(saved.get("samples"), list):
             yield BrokenEntry(str(file), "no object with a list of samples")
             return
@@ -96,10 +100,7 @@ def _rollout(
         sessions=sessions,
         foreign_ids=() if index is None else (f"slime-{split or 'train'}-{step}-{index}",),
         task={"prompt": prompt, "label": first.get("label")},
-        source=options.source,
-        split=split,
-        step=step,
-        model=options.model,
+        **options.origin(split=split, step=step),
         reward=reward if failed is None else None,
         reward_terms=terms,
         stop_reason=StopReason.MAX_TOKENS if status == "truncated" else StopReason.COMPLETED,
@@ -151,3 +152,34 @@ def _reward(value: object, where: str) -> tuple[float | None, dict[str, float]]:
     terms = {str(name): float(term) for name, term in value.items() if isinstance(term, int | float)}
     named = next((name for name in ("reward", "score") if name in terms), None)
     return (terms.get(named) if named else None), terms
+
+
+def _load_torch_file(path: Path) -> Any:
+    """The value of a file of `torch.save`, if it is made of numbers, texts, lists, dicts, tensors and arrays alone.
+
+    What is pickled in it is not run.
+    """
+    torch = import_extra("torch", "torch")
+    plain: list[Any] = [
+        np.dtype,
+        np.ndarray,
+        *(type(np.dtype(name)) for name in ("f2", "f4", "f8", "i4", "i8", "u1", "?")),
+    ]
+    rebuilding = [np._core.multiarray._reconstruct, np._core.multiarray.scalar]  # type: ignore[attr-defined]
+    try:
+        with torch.serialization.safe_globals([*plain, *rebuilding]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        first = _first_line(error)
+        raise ImportFileError(
+            f"{path}: it holds Python objects, and reading them would run code of the file ({first}). "
+            "Convert the file to JSON lines where you trust it"
+        ) from None
+    except FileNotFoundError:
+        raise ImportFileError(f"{path}: there is no such file; check the path") from None
+    except (EOFError, OSError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ImportFileError(f"{path}: no file that torch.save wrote: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "it is empty or cut short")

@@ -66,7 +66,6 @@ def _episode(row: Mapping[str, Any], where: str, options: ImportOptions) -> Impo
     data = task.get("data") or {}
     work = ((row.get("run") or {}).get("work")) or {}
     own_task = next((data[name] for name in ("id", "name", "idx") if data.get(name) is not None), task.get("key"))
-    step = options.step if options.step is not None else work.get("step", 0)
     stop = next((trace.get("stop_condition") for trace in traces if trace.get("stop_condition")), None)
     return ImportedRollout(
         where=where,
@@ -75,10 +74,12 @@ def _episode(row: Mapping[str, Any], where: str, options: ImportOptions) -> Impo
         foreign_ids=tuple(dict.fromkeys([row["id"], *(trace["id"] for trace in traces)])),
         task_id=None if own_task is None else str(own_task),
         task=data,
-        source=options.source or (row.get("env") or {}).get("id") or None,
-        split=options.split or ("eval" if work.get("type") == "eval" else None),
-        step=int(step),
-        model=options.model or next((call.get("model") for trace in traces for call in trace.get("calls", ())), None),
+        **options.origin(
+            source=(row.get("env") or {}).get("id") or None,
+            split="eval" if work.get("type") == "eval" else None,
+            step=int(work.get("step", 0)),
+            model=next((call.get("model") for trace in traces for call in trace.get("calls", ())), None),
+        ),
         extra={name: row[name] for name in ("group", "run", "env") if row.get(name)},
         reward=sum(terms.values()) if terms and failed is None else None,
         reward_terms=terms if failed is None else {},
@@ -134,8 +135,6 @@ def _result(row: Mapping[str, Any], where: str, options: ImportOptions) -> Impor
     turns, rest = conversation_turns(messages, where)
     tools = row.get("tool_defs")
     extra = {name: value for name, value in row.items() if name not in _OWN_RESULT}
-    if rest:
-        extra["messages_after_the_last_reply"] = rest
     reward = number(row.get("reward"))
     metrics = {name: value for name, value in (row.get("metrics") or {}).items() if number(value) is not None}
     return ImportedRollout(
@@ -146,11 +145,8 @@ def _result(row: Mapping[str, Any], where: str, options: ImportOptions) -> Impor
         foreign_ids=(row["trajectory_id"],) if isinstance(row.get("trajectory_id"), str) else (),
         task_id=str(row["example_id"]) if row.get("example_id") is not None else None,
         task={"prompt": row.get("prompt"), "answer": row.get("answer")},
-        source=options.source or row.get("task"),
-        split=options.split,
-        step=options.step or 0,
-        model=options.model,
-        extra=extra,
+        **options.origin(source=row.get("task")),
+        extra={**extra, **rest},
         reward=None if error else reward,
         reward_terms={} if error or reward is None else metrics,
         stop_reason=StopReason.MAX_TOKENS if row.get("is_truncated") else StopReason.COMPLETED,

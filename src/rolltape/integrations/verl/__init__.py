@@ -9,7 +9,9 @@
 
 try:
     import verl as _verl  # noqa: F401
-except ImportError as missing:
+except ModuleNotFoundError as missing:
+    if missing.name != "verl":
+        raise  # verl is there, and lacks something
     raise ImportError(
         "rolltape.integrations.verl runs inside verl's trainer, and verl is not installed here; pip install verl, with "
         "the engine that its documentation names (verl[vllm] or verl[sglang])"

@@ -26,7 +26,8 @@ from rolltape.collect.runners.ray.settings import ClusterSettings, PlacedEngine
 from rolltape.collect.sandboxes.running import collector_variables
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task
-from rolltape.errors import CollectError
+from rolltape.errors import CollectError, MissingExtra
+from rolltape.extras import import_extra
 from rolltape.records.rollout import Status
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.rundir import Place
@@ -332,9 +333,9 @@ def _variables(settings: CollectSettings) -> dict[str, str]:
 def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
     """Ray, and whether this made the connection. A connection that the program already has stays open."""
     try:
-        import ray
-    except ImportError:
-        raise CollectError("--runner ray needs Ray; install rolltape[ray], here and on the nodes") from None
+        ray = import_extra("ray", "ray")
+    except MissingExtra as error:
+        raise CollectError(f"--runner ray: {error}, here and on the nodes") from None
     if ray.is_initialized():
         if runtime_env is not None:
             raise CollectError("the program is connected to Ray already; give the runtime_env to its own ray.init")
