@@ -19,8 +19,9 @@ from aiohttp import web
 from gateways import PATHS, Answer, Api, Rig, body_of, rig, text_of, user
 from rolltape.errors import BadRequest, PromptTooLong
 from rolltape.gateway.prompts import ChatPrompts
-from rolltape.gateway.server import health, limits
-from rolltape.gateway.server.limits import check_request_size, unpack
+from rolltape.gateway.request import check_request_size
+from rolltape.gateway.server import answering, health
+from rolltape.gateway.server.answering import unpack
 from rolltape.gateway.sessions import SessionWork
 from rolltape.gateway.turn.history import History, keyed
 from rolltape.gateway.wire.chat.dialect import CHAT, ChatDialect
@@ -203,7 +204,7 @@ async def test_long_work_of_one_session_makes_nobody_else_wait(
 ) -> None:
     entered, let_go = threading.Event(), threading.Event()
     owner, name = {
-        "unpack": (limits, "unpack"),
+        "unpack": (answering, "unpack"),
         "parse": (ChatDialect, "read"),
         "place": (History, "place"),
         "render": (ChatPrompts, "render"),

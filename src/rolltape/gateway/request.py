@@ -1,17 +1,18 @@
-"""A request in one form for every API, shared by dialects, prompts and engines; and which requests are auxiliary."""
+"""A request in one form for every API, its limits, and which requests are auxiliary."""
 
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Annotated, Any
 
 import msgspec
 
+from rolltape.errors import BadRequest, PromptTooLong
 from rolltape.records.messages import content_text
 
 # What is done with a smaller body takes about a millisecond; with a larger one it is kept off the event loop.
 INLINE_BYTES = 64 * 1024
-
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -226,3 +227,74 @@ def instructions_of(request: ChatRequest) -> str:
 
 def _text(request: ChatRequest, role: str) -> str:
     return "\n".join(content_text(message.get("content")) for message in request.messages if message["role"] == role)
+
+
+_CHEAP = 100_000  # characters, which are tokenized in some hundredths of a second
+_CHARACTERS_A_TOKEN = 4  # of a text that is not looked at closely: at most four times the context is tokenized
+_FAR = 2  # times the context: a prompt between the two ends its reply with `length`, as any that leaves no room
+_MOST_STOPS = 64  # stop strings: each is looked for at every token
+_MOST_BESIDES = 256 * 1024  # bytes of a field that is no part of the prompt: engine and tape are given it each turn
+_WINDOWS, _WINDOW = 32, 256  # stretches of the text that are tokenized, and their characters
+
+
+def check_request_size(ask: ChatRequest, max_messages: int, context: int | None, count: Callable[[str], int]) -> None:
+    """Raise BadRequest for too many messages or too much besides, PromptTooLong for a prompt far beyond the context.
+
+    `count` counts the tokens of a text; it is given samples of the request's.
+    """
+    if len(ask.messages) > max_messages:
+        raise BadRequest(f"messages: there are {len(ask.messages):,}, and {max_messages:,} are allowed; send fewer")
+    _check_besides(ask)
+    if context is None:
+        return
+    given = len(ask.prompt.ids or ()) if ask.prompt is not None else 0
+    if given > _FAR * context:
+        raise PromptTooLong(
+            f"prompt is too long: {given:,} tokens, and the maximum context length is {context:,}; send less"
+        )
+    texts = [text for text in _texts(ask) if text]
+    characters = sum(map(len, texts))
+    if characters <= max(context * _CHARACTERS_A_TOKEN, _CHEAP):
+        return
+    tokens = _estimate(texts, characters, count)
+    if tokens > _FAR * context:
+        raise PromptTooLong(
+            f"prompt is too long: about {tokens:,} tokens, and the maximum context length is {context:,}; send less"
+        )
+
+
+def _check_besides(ask: ChatRequest) -> None:
+    if len(ask.sampling.stop or ()) > _MOST_STOPS:
+        count = len(ask.sampling.stop or ())
+        raise BadRequest(f"stop strings: there are {count:,}, and {_MOST_STOPS} are allowed; send fewer")
+    schema = ask.output_schema
+    besides = {"metadata": ask.metadata, "stop strings": ask.sampling.stop, schema.field if schema else "": schema}
+    for field, value in besides.items():
+        size = len(msgspec.json.encode(value)) if value else 0
+        if size > _MOST_BESIDES:
+            raise BadRequest(f"{field}: {size:,} bytes, and {_MOST_BESIDES:,} are allowed; send less")
+
+
+def _texts(ask: ChatRequest) -> Iterator[str]:
+    """What of a request becomes part of the prompt."""
+    if ask.prompt is not None:
+        yield ask.prompt.text or ""
+    for message in ask.messages:
+        yield content_text(message.get("content"))
+        if message["role"] == "assistant":
+            yield content_text(message.get("reasoning_content"))
+            for call in message.get("tool_calls") or ():
+                yield content_text(call["function"].get("arguments"))
+    if ask.tools:
+        yield msgspec.json.encode(ask.tools).decode()
+
+
+def _estimate(texts: list[str], characters: int, count: Callable[[str], int]) -> int:
+    """Tokens by the rate of windows at random places, so that no text can be written to look short."""
+    sampled, tokens = 0, 0
+    for text in random.choices(texts, [len(text) for text in texts], k=_WINDOWS):
+        start = random.randrange(max(len(text) - _WINDOW, 0) + 1)
+        window = text[start : start + _WINDOW]
+        sampled += len(window)
+        tokens += count(window)
+    return round(characters * tokens / sampled)

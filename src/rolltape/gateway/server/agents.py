@@ -19,24 +19,29 @@ from rolltape.errors import (
 )
 from rolltape.gateway.identity import digest_name, read_identity, session_name
 from rolltape.gateway.peers import Siblings
-from rolltape.gateway.request import INLINE_BYTES, ChatRequest
+from rolltape.gateway.request import INLINE_BYTES, ChatRequest, check_request_size
+from rolltape.gateway.server.answering import (
+    DIALECT,
+    SESSION,
+    StallWatch,
+    StreamFailed,
+    drain_all,
+    read_body,
+    told_to_agent,
+)
 from rolltape.gateway.server.forwarding import BODY, FORWARDED, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
-from rolltape.gateway.server.limits import StallWatch, check_request_size, check_structure, drain_all, read_body
 from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession
 from rolltape.gateway.turn.gateway_turn import GatewayTurn, Shown
 from rolltape.gateway.turn.history import keyed
 from rolltape.gateway.turn.references import fill_in
 from rolltape.gateway.wire import DIALECTS, meant
+from rolltape.gateway.wire.fields import check_structure
 from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream, Tokenizes
 from rolltape.records.turn import Delivery
 
 log = logging.getLogger("rolltape.gateway")
-
-# What is known of a request, for whoever answers and logs it if it fails.
-DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
-SESSION: web.RequestKey[str] = web.RequestKey("session", str)
 
 _PREFIXES = ("", "/s/{key}", "/with/{identity}")
 _HOW_TO_OPEN = "no session: POST /sessions opens one and returns its key, or start the gateway with --open"
@@ -305,22 +310,6 @@ class _Sent:
 
 async def _hello(_: web.Request) -> web.Response:
     return web.Response(text="rolltape gateway\n")
-
-
-def told_to_agent(error: Exception) -> str:
-    """What an agent is told of an error. Addresses of engines and local paths are in the log and on the turn alone."""
-    if isinstance(error, EngineFailed):
-        return error.told
-    return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log says how"
-
-
-class StreamFailed(GatewayError):
-    """An error that was sent within a stream, which has ended."""
-
-    def __init__(self, status: int, message: str, response: web.StreamResponse) -> None:
-        super().__init__(message)
-        self.status = status
-        self.response = response
 
 
 def _headers(turn: GatewayTurn, ignored_params: Sequence[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from rolltape.gateway.peers import Peer, ServedElsewhere
-from rolltape.gateway.server.limits import StallWatch, drain_all
+from rolltape.gateway.server.answering import StallWatch, drain_all
 from rolltape.serving import same_key
 
 # The body of a request, where it was read before it was known whose it is.

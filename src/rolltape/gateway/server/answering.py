@@ -1,0 +1,268 @@
+"""What every HTTP request goes through, whatever its route: its body is read within limits, its reply is written to a
+client that takes it, and its errors are answered in its API's own form and logged without keys."""
+
+import asyncio
+import logging
+import math
+import re
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Self
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.typedefs import Middleware
+
+from rolltape.errors import BadRequest, BodyTimeout, EngineFailed, GatewayError, RolltapeError
+from rolltape.gateway.peers import ServedElsewhere
+from rolltape.gateway.request import INLINE_BYTES
+from rolltape.gateway.server.guard import ADMIN
+from rolltape.gateway.service import Service
+from rolltape.gateway.settings import GatewaySettings
+from rolltape.gateway.wire import DIALECTS, dialect_of
+from rolltape.gateway.wire.protocol import Dialect
+
+log = logging.getLogger("rolltape.gateway")
+access_log = logging.getLogger("rolltape.access")
+
+# What is known of a request, for whoever answers and logs it if it fails.
+DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
+SESSION: web.RequestKey[str] = web.RequestKey("session", str)
+
+_KEY_IN_PATH = re.compile(r"^/+s/+[^/]+")
+_KEY = re.compile(r"(rts|rta)-[\w-]{32,}")  # a session's or the gateway's, wherever somebody put it
+
+_PACKED = 2**16  # bytes that are unpacked at once
+_UNPACKED = 2**18  # bytes, at most, that come of them at once
+_GZIP = 16 + zlib.MAX_WBITS
+
+_LOOKS_PER_STALL = 4
+
+# Runs long work off the event loop.
+OffLoop = Callable[..., Awaitable[bytes]]
+# Has the gateway that a request belongs to answer it.
+Forward = Callable[[web.Request, ServedElsewhere], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def answering_with(service: Service, forward: Forward) -> Middleware:
+    """Middleware of every request: errors are answered in their API's form and logged, without keys."""
+
+    async def answer(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ServedElsewhere as error:
+            return await forward(request, error)
+
+    @web.middleware
+    async def answering(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        began = time.monotonic()
+        status: int | str = "gone"
+        why = ""
+        try:
+            response = await answer(request, handler)
+            status = response.status
+            return response
+        except StreamFailed as error:
+            status, why = error.status, f"told within its stream: {error}"
+            return error.response
+        except web.HTTPException as error:
+            status, why = error.status, error.reason
+            if error.status < 400:
+                raise
+            if error.status == 413:
+                why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
+            return _refusal(request, error.status, f"{why}: {request.method} {_path(request)}", final=True)
+        except web.RequestPayloadError as error:  # cut short
+            status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
+            return _refusal(request, status, why, final=True)
+        except GatewayError as error:
+            status, why = error.status, str(error)
+            told = told_to_agent(error)
+            response = _refusal(request, error.status, told, final=error.final, code=error.code)
+            if error.retry_after_s is not None:
+                response.headers["Retry-After"] = f"{math.ceil(error.retry_after_s)}"
+            return response
+        except RolltapeError as error:
+            status, why = 500, str(error)
+            access_log.exception("%s %s", request.method, _shown(request))
+            told = f"{type(error).__name__}: {error}" if request.get(ADMIN) else told_to_agent(error)
+            return _refusal(request, 500, told, final=False)
+        except (ConnectionResetError, asyncio.CancelledError):
+            why = "the client has gone"
+            raise
+        except Exception:
+            status, why = 500, "see the traceback"
+            access_log.exception("%s %s", request.method, _shown(request))
+            return _refusal(request, 500, "the gateway failed; its log says how", final=False)
+        finally:
+            took_s = time.monotonic() - began
+            failed = not isinstance(status, int) or status >= 400
+            if isinstance(status, int) and status >= 400:
+                service.metrics.count("errors", str(status))
+                if status < 500 and SESSION in request:  # a failure of ours has a turn that says so
+                    service.refused(request[SESSION], status, _without_keys(request, why))
+            if failed or took_s > service.settings.slow_s:
+                what, who = f"{request.method} {_shown(request)}", request.get(SESSION, "-")
+                access_log.warning("%s %s %.1f s %s: %s", what, status, took_s, who, _without_keys(request, why))
+
+    return answering
+
+
+def _refusal(request: web.Request, status: int, message: str, *, final: bool, code: str | None = None) -> web.Response:
+    dialect = request.get(DIALECT) or dialect_of(request.path, request.headers, request.query)
+    headers = {"x-should-retry": "false"} if final else {}
+    body = dialect.error(status, message, code, final=final)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _shown(request: web.Request) -> str:
+    """A request's path for the log. Of one that has no route, only the words of routes: any other may be a key."""
+    path = _path(request)
+    if request.match_info.http_exception is None:
+        return path
+    known = {word for route in request.app.router.resources() for word in route.canonical.split("/")}
+    return "/".join(word if word in known else "…" for word in path.split("/"))
+
+
+def _path(request: web.Request) -> str:
+    """A request's path as it came, without the key that may be in it."""
+    return _without_keys(request, _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))
+
+
+def _without_keys(request: web.Request, text: str) -> str:
+    """A text without the keys that a request carries, and whatever else looks like a key of ours."""
+    for key in {dialect.find_key(request.headers, request.query) for dialect in DIALECTS}:
+        if key:
+            text = text.replace(key, "…")
+    return _KEY.sub(r"\1-…", text)
+
+
+def told_to_agent(error: Exception) -> str:
+    """What an agent is told of an error. Addresses of engines and local paths are in the log and on the turn alone."""
+    if isinstance(error, EngineFailed):
+        return error.told
+    return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log says how"
+
+
+class StreamFailed(GatewayError):
+    """An error that was sent within a stream, which has ended."""
+
+    def __init__(self, status: int, message: str, response: web.StreamResponse) -> None:
+        super().__init__(message)
+        self.status = status
+        self.response = response
+
+
+async def read_body(request: web.Request, settings: GatewaySettings, run: OffLoop) -> bytes:
+    """The body, decompressed by `run`; raises HTTPRequestEntityTooLarge, BodyTimeout, or BadRequest.
+
+    The application leaves bodies as they come. So one that cannot be decompressed has been read to its end, and the
+    next request of its connection is found.
+    """
+    most = settings.max_body_mib * 2**20
+    try:
+        async with asyncio.timeout(settings.body_s):
+            parts, size = await _parts(request, most)
+    except TimeoutError:
+        raise BodyTimeout(f"the body had not come within {settings.body_s:g} s; send it again") from None
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return b"".join(parts) if size < INLINE_BYTES else await run(b"".join, parts)
+    return await run(unpack, b"".join(parts), encoding, most)
+
+
+async def _parts(request: web.Request, most: int) -> tuple[list[bytes], int]:
+    parts, size = [], request.content_length or 0
+    if size <= most:
+        size = 0
+        async for part in request.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                break
+    if size > most:
+        raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
+    return parts, size
+
+
+def unpack(raw: bytes, encoding: str, most: int) -> bytes:
+    """Decompress a body of at most so many bytes. It stops there: what a few bytes expand to is not made first."""
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise BadRequest(f"Content-Encoding is {encoding[:40]!r}; send gzip, deflate, or the body as it is")
+    parts: list[bytes] = []
+    room = most
+    try:
+        for part in _unpacked(raw, encoding):
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=most - room)
+    except zlib.error as error:
+        raise BadRequest(f"the body cannot be read: its headers say {encoding}: {error}") from None
+    return b"".join(parts)
+
+
+def _unpacked(raw: bytes, encoding: str) -> Iterator[bytes]:
+    """Parts of what was compressed, none of them large. A gzip may consist of several."""
+    # By the standard `deflate` has zlib's header, and some clients leave it out.
+    bits = zlib.MAX_WBITS if raw[:1] and raw[0] & 0xF == zlib.DEFLATED else -zlib.MAX_WBITS
+    unpacker = None
+    for start in range(0, len(raw), _PACKED):
+        rest = raw[start : start + _PACKED]
+        while rest:
+            if unpacker is None:
+                unpacker = zlib.decompressobj(bits if encoding == "deflate" else _GZIP)
+            yield unpacker.decompress(rest, _UNPACKED)
+            rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+            if unpacker.eof:
+                unpacker = None
+    if unpacker is not None:
+        raise zlib.error("it is cut short")
+
+
+def drain_all(http: web.Request) -> None:
+    """Have a write return when all of it is out of this process, however large it is."""
+    if http.transport is not None:
+        http.transport.set_write_buffer_limits(0)
+
+
+class StallWatch:
+    """Drops the connection if, within a `with` block, its client takes nothing for `stall_s` of what was written.
+
+    A write that waits for that client then returns or raises, and its connection is seen to be closed.
+    """
+
+    def __init__(self, http: web.Request, writer: AbstractStreamWriter | None, stall_s: float) -> None:
+        assert writer is not None  # the response is not sent yet
+        self._http = http
+        self._writer = writer
+        self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self._taken = -1  # bytes
+        self._since = self._loop.time()
+
+    def __enter__(self) -> Self:
+        self._look_later()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._timer.cancel()
+
+    def _look_later(self) -> None:
+        self._timer = self._loop.call_later(self._stall_s / _LOOKS_PER_STALL, self._look)
+
+    def _look(self) -> None:
+        transport = self._http.transport
+        if transport is None:
+            return
+        waiting, now = transport.get_write_buffer_size(), self._loop.time()
+        taken = self._writer.output_size - waiting
+        if not waiting or taken != self._taken:
+            self._taken, self._since = taken, now
+        elif now - self._since >= self._stall_s:
+            log.warning("a client has taken nothing of its reply for %g s: its connection is closed", self._stall_s)
+            transport.abort()
+            return
+        self._look_later()
