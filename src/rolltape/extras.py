@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-def import_extra(name: str, extra: str) -> ModuleType:
-    """Import a module, or raise MissingExtra."""
+def import_extra(
+    name: str, extra: str, *, what: str = "this", missing: type[MissingExtra] = MissingExtra
+) -> ModuleType:
+    """Import a module, or raise `missing`: `what` needs its package, which is not installed, or is broken."""
+    package = name.partition(".")[0]
     try:
         return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != name.partition(".")[0]:
-            raise
-        package = name.partition(".")[0]
-        raise MissingExtra(f"this needs {package}, which is not installed; pip install 'rolltape[{extra}]'") from None
+    except ImportError as error:
+        is_there = error.name is None or error.name.partition(".")[0] != package
+        problem = f"cannot be imported ({error})" if is_there else "is not installed"
+        raise missing(f"{what} needs {package}, which {problem}; pip install 'rolltape[{extra}]'") from None
 
 
 class _LazyModule:

@@ -196,7 +196,9 @@ def test_an_unknown_framework_is_answered_with_the_known_ones(tmp_path: Path) ->
 
 def test_without_torch_a_tensor_format_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ExportError, match=r"torch is not installed; pip install 'rolltape\[torch\]'"):
+    with pytest.raises(
+        ExportError, match=r"^this format needs torch, which is not installed; pip install 'rolltape\[torch\]'"
+    ):
         tensor_dict([fit()])
 
 

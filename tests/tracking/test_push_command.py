@@ -272,7 +272,8 @@ def test_tracker_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, module, None)
     result = push(run, "--to", to)
     assert result.code == 2
-    assert f"install rolltape[{extra}]" in result.err
+    assert f"the tracker {extra} needs {module.partition('.')[0]}, which is not installed" in result.err
+    assert f"pip install 'rolltape[{extra}]'" in result.err
 
 
 def test_project_as_an_option_of_its_own_still_works_with_a_note(push: Any, run: Path, project: str) -> None:

@@ -5,17 +5,13 @@ with rolltape.tracking.trackio_sink(project="sums") as sink:
 """
 
 from rolltape.renamed import renamed
+from rolltape.tracking import opening
 from rolltape.tracking.batch import show_batch, traces_from_batch, traces_from_batch_async
 from rolltape.tracking.choice import Choice
-from rolltape.tracking.jsonl import jsonl_sink
-from rolltape.tracking.mlflow import mlflow_sink
-from rolltape.tracking.otel import otel_sink
+from rolltape.tracking.opening import *  # noqa: F403 - the sink of every tracker
 from rolltape.tracking.push import StepKey, load_step, settled_steps, show_step, split_of
 from rolltape.tracking.sinks import DeliveryReport, Outbox, Sink, Tracker
 from rolltape.tracking.summary import ShownStep, StepSummary, step_metrics
-from rolltape.tracking.tensorboard import tensorboard_sink
-from rolltape.tracking.trackio import trackio_sink
-from rolltape.tracking.wandb import wandb_sink
 
 __all__ = [
     "Choice",
@@ -26,20 +22,15 @@ __all__ = [
     "StepKey",
     "StepSummary",
     "Tracker",
-    "jsonl_sink",
     "load_step",
-    "mlflow_sink",
-    "otel_sink",
     "settled_steps",
     "show_batch",
     "show_step",
     "split_of",
     "step_metrics",
-    "tensorboard_sink",
     "traces_from_batch",
     "traces_from_batch_async",
-    "trackio_sink",
-    "wandb_sink",
 ]
+__all__ += opening.__all__
 
 __getattr__ = renamed(__name__, {"Delivery": "DeliveryReport", "step_of_tape": "load_step"})

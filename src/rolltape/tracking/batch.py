@@ -15,7 +15,7 @@ from rolltape.records.trace import Trace, TraceStep
 from rolltape.tracking.choice import Candidate, Pick
 from rolltape.tracking.padded import Batch, HostBatch, Row, batch_rows, copy_to_host
 from rolltape.tracking.sinks import Deferred, Sink
-from rolltape.tracking.summary import ShownStep, StepSummary, compute_spread
+from rolltape.tracking.summary import ShownStep, StepSummary, compute_spread, compute_staleness
 
 Segments = Sequence[Sequence[int]]  # of token ids
 
@@ -161,7 +161,6 @@ def _summary(rows: Sequence[Row], rejected: int) -> StepSummary:
     versions: Counter[int] = Counter()
     for row in rows:
         versions.update(_versions(row))
-    newest = max(versions, default=0)
     return StepSummary(
         rollouts=len(rows),
         rejected=rejected,
@@ -171,7 +170,7 @@ def _summary(rows: Sequence[Row], rejected: int) -> StepSummary:
         turns=compute_spread(_replies(row) for row in rows),
         trained_tokens=compute_spread(int(row.trained_mask.sum()) for row in rows),
         context_tokens=compute_spread(len(row.ids) for row in rows),
-        staleness={newest - version: count for version, count in sorted(versions.items(), reverse=True)},
+        staleness=compute_staleness(versions),
     )
 
 

@@ -19,7 +19,16 @@ from rolltape.records.jsonable import encode_numbers
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep, step_metrics
-from rolltape.tracking.traces import Fields, RolloutSpan, trace_messages, trace_metadata, trace_spans
+from rolltape.tracking.traces import (
+    Fields,
+    RolloutSpan,
+    message_calls,
+    trace_messages,
+    trace_metadata,
+    trace_scores,
+    trace_spans,
+    valid_text,
+)
 from rolltape.tracking.traces import SpanKind as RolloutSpanKind
 
 _LATEST_S = 2**33  # a span's nanoseconds have 64 bits
@@ -189,11 +198,14 @@ def _message(given: Any, role: str = "user") -> Fields:
     role = str(given["role"])
     content = given.get("content")
     if role == "tool":
-        return {"role": role, "parts": [_result_part(given)]}
+        result = {"type": "tool_call_response", "id": given.get("tool_call_id"), "response": content}
+        return {"role": role, "parts": [result]}
     parts = [_text_part("reasoning", given["reasoning_content"])] if given.get("reasoning_content") else []
     parts += [] if content in (None, "") else content if isinstance(content, list) else [_text_part("text", content)]
-    calls = given.get("tool_calls")
-    parts += [_call_part(call) for call in (calls if isinstance(calls, list) else ()) if isinstance(call, Mapping)]
+    parts += [
+        {"type": "tool_call", "id": call_id, "name": function.get("name"), "arguments": function.get("arguments")}
+        for call_id, function in message_calls(given)
+    ]
     return {"role": role, "parts": parts}
 
 
@@ -201,26 +213,15 @@ def _text_part(kind: str, content: Any) -> Fields:
     return {"type": kind, "content": content if isinstance(content, str) else _json(content)}
 
 
-def _call_part(call: Mapping[str, Any]) -> Fields:
-    function = call.get("function")
-    named = function if isinstance(function, Mapping) else call
-    return {"type": "tool_call", "id": call.get("id"), "name": named.get("name"), "arguments": named.get("arguments")}
-
-
-def _result_part(message: Mapping[str, Any]) -> Fields:
-    return {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": message.get("content")}
-
-
 def _evaluations(trace: Trace, at: int) -> list[Event]:
     """The reward and its terms as results of evaluations."""
-    scores = {} if trace.total_reward is None else {"reward": trace.total_reward, **trace.reward_terms}
     return [
         Event(
             "gen_ai.evaluation.result",
             {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(score)},
             timestamp=at,
         )
-        for name, score in scores.items()
+        for name, score in trace_scores(trace).items()
     ]
 
 
@@ -233,21 +234,16 @@ def _attribute(value: Any) -> Any:
     if isinstance(value, bool | float):
         return value
     if isinstance(value, str):  # an enum too
-        return _valid(str(value))
+        return valid_text(str(value))
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**63 else str(value)
     if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
-        return tuple(_valid(str(one)) for one in value)
+        return tuple(valid_text(str(one)) for one in value)
     return _json(value)
 
 
 def _json(value: Any) -> str:
     return encode_numbers(value, "a trace").decode()
-
-
-def _valid(text: str) -> str:
-    """The text without lone surrogates, which have no UTF-8."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _times(spans: Sequence[RolloutSpan]) -> dict[str, tuple[int, int]]:

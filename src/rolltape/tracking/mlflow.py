@@ -5,8 +5,6 @@ import math
 import os
 import re
 import time
-from importlib import import_module, metadata
-from operator import attrgetter
 from posixpath import normpath
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,7 +14,7 @@ from rolltape.records.rollout import Status
 from rolltape.records.trace import Trace
 from rolltape.tracking.sinks import Outbox, OutboxOptions, import_package
 from rolltape.tracking.summary import ShownStep, parse_count_metric, step_metrics, steps_in
-from rolltape.tracking.traces import trace_metadata
+from rolltape.tracking.traces import trace_metadata, trace_scores
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment
@@ -199,10 +197,9 @@ def _assessments(trace: Trace, trace_id: str) -> "list[Assessment]":
     """The reward and its terms as feedback. A value that is not finite is text: MLflow's JSON cannot hold it."""
     from mlflow.entities import AssessmentSource, Feedback
 
-    scores = {} if trace.total_reward is None else {"reward": trace.total_reward, **trace.reward_terms}
     source = AssessmentSource(source_type="CODE", source_id="rolltape")
     found: list[Assessment] = []
-    for name, score in scores.items():
+    for name, score in trace_scores(trace).items():
         value = score if math.isfinite(score) else str(score)
         feedback = Feedback(name=name, value=value, source=source, trace_id=trace_id)
         feedback.assessment_id = f"a-{trace_id}-{name}"
@@ -228,13 +225,4 @@ def _import_mlflow() -> None:
     """Import mlflow, kept from asking other machines, and check that it has the parts that are used here."""
     for variable, value in _STAYS_HERE.items():
         os.environ.setdefault(variable, value)
-    import_package("mlflow", extra="mlflow")
-    try:
-        for module, names in _PRIVATE.items():
-            attrgetter(*names)(import_module(module))
-    except (ImportError, AttributeError) as error:
-        versions = [one.version for one in metadata.distributions() if one.name in ("mlflow", "mlflow-skinny")]
-        raise SinkError(
-            f"mlflow {versions[0] if versions else ''} does not fit this rolltape ({error}); install the version that "
-            "rolltape[mlflow] requires, or push to a .jsonl file"
-        ) from None
+    import_package("mlflow", extra="mlflow", private=_PRIVATE)

@@ -1,10 +1,29 @@
-"""Open a tracker by how a user spells it: `wandb:PROJECT`, `mlflow:EXPERIMENT`, `otel:URL`, a file of JSON lines, …"""
+"""The trackers: their sinks for Python, and how each is opened as a user spells it, such as `wandb:PROJECT`."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from rolltape.errors import UsageError
+from rolltape.tracking.jsonl import JsonlTracker, jsonl_sink
+from rolltape.tracking.mlflow import MlflowTracker, mlflow_sink
+from rolltape.tracking.otel import OtelTracker, otel_sink
 from rolltape.tracking.sinks import Tracker
+from rolltape.tracking.tensorboard import TensorboardTracker, tensorboard_sink
+from rolltape.tracking.trackio import LocalTracker, trackio_sink
+from rolltape.tracking.wandb import WandbTracker, wandb_sink
+
+# `rolltape.tracking` exports these.
+__all__ = ["jsonl_sink", "mlflow_sink", "otel_sink", "tensorboard_sink", "trackio_sink", "wandb_sink"]
+
+# By kind: what its place is called, and how it is opened there, given the run's name and a folder to remember in.
+_KINDS: dict[str, tuple[str, Callable[[str, str, Path], Tracker]]] = {
+    "wandb": ("PROJECT", lambda project, name, memory: WandbTracker(project, name)),
+    "mlflow": ("EXPERIMENT", lambda experiment, name, memory: MlflowTracker(experiment, name)),
+    "otel": ("URL", lambda url, name, memory: OtelTracker(url, name, memory / "sent-by-otlp.jsonl")),
+    "tensorboard": ("DIR", lambda directory, name, memory: TensorboardTracker(directory, name)),
+    "trackio": ("PROJECT", lambda project, name, memory: LocalTracker(project, name)),
+}
+FORMS = ", ".join(f"{kind}:{place}" for kind, (place, _) in _KINDS.items()) + ", or a file ending in .jsonl"
 
 
 def open_tracker(to: str, *, name: str, memory: Path) -> Tracker:
@@ -14,52 +33,9 @@ def open_tracker(to: str, *, name: str, memory: Path) -> Tracker:
     """
     kind, colon, place = to.partition(":")
     if not colon and to.endswith(".jsonl"):
-        from rolltape.tracking.jsonl import JsonlTracker
-
         return JsonlTracker(to)
     if kind not in _KINDS:
         raise UsageError(f"--to {to}: unknown tracker; use {FORMS}")
     if not place:
         raise UsageError(f"--to {to}: it names no place; use {FORMS}")
     return _KINDS[kind][1](place, name, memory)
-
-
-def _wandb(project: str, name: str, memory: Path) -> Tracker:
-    from rolltape.tracking.wandb import WandbTracker
-
-    return WandbTracker(project, name)
-
-
-def _mlflow(experiment: str, name: str, memory: Path) -> Tracker:
-    from rolltape.tracking.mlflow import MlflowTracker
-
-    return MlflowTracker(experiment, name)
-
-
-def _otel(url: str, name: str, memory: Path) -> Tracker:
-    from rolltape.tracking.otel import OtelTracker
-
-    return OtelTracker(url, name, memory / "sent-by-otlp.jsonl")
-
-
-def _tensorboard(directory: str, name: str, memory: Path) -> Tracker:
-    from rolltape.tracking.tensorboard import TensorboardTracker
-
-    return TensorboardTracker(directory, name)
-
-
-def _trackio(project: str, name: str, memory: Path) -> Tracker:
-    from rolltape.tracking.trackio import LocalTracker
-
-    return LocalTracker(project, name)
-
-
-# By kind: what its place is called, and how it is opened there.
-_KINDS: dict[str, tuple[str, Callable[[str, str, Path], Tracker]]] = {
-    "wandb": ("PROJECT", _wandb),
-    "mlflow": ("EXPERIMENT", _mlflow),
-    "otel": ("URL", _otel),
-    "tensorboard": ("DIR", _tensorboard),
-    "trackio": ("PROJECT", _trackio),
-}
-FORMS = ", ".join(f"{kind}:{place}" for kind, (place, _) in _KINDS.items()) + ", or a file ending in .jsonl"

@@ -7,13 +7,16 @@ import os
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Protocol, Self, TypedDict
 
 import msgspec
 
 from rolltape.errors import MissingTracker, SinkError
+from rolltape.extras import import_extra
 from rolltape.tracking.choice import Allowance, Choice, Pick
 from rolltape.tracking.summary import ShownStep
 
@@ -217,12 +220,17 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def import_package(module: str, *, extra: str) -> None:
-    """Import what a tracker needs, or say how to install it."""
+def import_package(name: str, *, extra: str, private: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
+    """Import what a tracker needs, and check that it has the `private` names that are used, by module."""
+    package = import_extra(name, extra, what=f"the tracker {extra}", missing=MissingTracker)
     try:
-        import_module(module)
-    except ImportError as error:
-        raise MissingTracker(f"{module} cannot be imported ({error}); install rolltape[{extra}]") from None
+        for module, names in private.items():
+            attrgetter(*names)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise SinkError(
+            f"{name} {package.__version__} does not fit this rolltape ({error}); install the version that "
+            f"rolltape[{extra}] requires, or push to a .jsonl file"
+        ) from None
 
 
 def _error_text(error: BaseException) -> str:

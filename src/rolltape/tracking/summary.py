@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -124,14 +124,11 @@ class StepTally:
             reward_terms={name: spread.mean for name, spread in terms.items() if spread is not None},
             fates=dict(self._fates),
             forks=dict(self._forks),
-            staleness=self._staleness(),
+            staleness=compute_staleness(
+                {self._order[name]: count for name, count in self._trained_by.items() if name in self._order}
+            ),
             **lengths,
         )
-
-    def _staleness(self) -> dict[int, int]:
-        known = {self._order[version]: count for version, count in self._trained_by.items() if version in self._order}
-        newest = max(known, default=0)
-        return {newest - place: count for place, count in sorted(known.items(), reverse=True)}
 
 
 def compute_spread(values: Iterable[float]) -> Spread | None:
@@ -149,6 +146,12 @@ def compute_spread(values: Iterable[float]) -> Spread | None:
         median=float(np.median(scaled)) * unit,
         maximum=float(finite.max()),
     )
+
+
+def compute_staleness(tokens: Mapping[int, int]) -> dict[int, int]:
+    """Tokens by how far their version is behind the newest, given tokens by the place of their version in the order."""
+    newest = max(tokens, default=0)
+    return {newest - place: count for place, count in sorted(tokens.items(), reverse=True)}
 
 
 def _trained_versions(made: Linearized) -> Counter[str]:

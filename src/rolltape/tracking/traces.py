@@ -5,7 +5,7 @@ Each tracker's own module converts this to the tracker's types, and adds nothing
 
 import enum
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -126,6 +126,23 @@ def trace_metadata(shown: ShownStep, trace: Trace) -> Fields:
     )
 
 
+def trace_scores(trace: Trace) -> dict[str, float]:
+    """The reward and its terms by name; empty without a reward."""
+    return {} if trace.total_reward is None else {"reward": trace.total_reward, **trace.reward_terms}
+
+
+def message_calls(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The tool calls of a message: the id of each, and what holds its name and arguments."""
+    calls = message.get("tool_calls")
+    objects = [one for one in (calls if isinstance(calls, list) else ()) if isinstance(one, Mapping)]
+    return [(one.get("id"), one["function"] if isinstance(one.get("function"), Mapping) else one) for one in objects]
+
+
+def valid_text(text: str) -> str:
+    """The text with replacements for lone surrogates, which have no UTF-8."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _lengths(trace: Trace) -> Fields:
     """The tokens before the first reply, those of all replies, and those of the longest prompt with its reply."""
     known = [(step.prompt_tokens, step.sampled_tokens or 0) for step in trace.steps if step.prompt_tokens is not None]
@@ -188,14 +205,9 @@ def _step_span(step: TraceStep) -> RolloutSpan:
 
 
 def _tool_spans(step: TraceStep, later: TraceStep | None) -> Iterator[RolloutSpan]:
-    calls = (step.policy_response or {}).get("tool_calls")
     results = [one for one in (_prompt_messages(later) if later is not None else ()) if one.get("role") == "tool"]
-    for place, call in enumerate(calls if isinstance(calls, list) else ()):
-        if not isinstance(call, dict):
-            continue
-        named = call.get("function")
-        function = named if isinstance(named, dict) else call
-        result = _call_result(results, call.get("id"), place)
+    for place, (call_id, function) in enumerate(message_calls(step.policy_response or {})):
+        result = _call_result(results, call_id, place)
         yield RolloutSpan(
             id=f"step-{step.index}-call-{place}",
             parent_id=f"step-{step.index}",
@@ -203,7 +215,7 @@ def _tool_spans(step: TraceStep, later: TraceStep | None) -> Iterator[RolloutSpa
             kind=SpanKind.TOOL,
             input=_parse_arguments(function.get("arguments")),
             output=None if result is None else result.get("content"),
-            call_id=None if call.get("id") is None else str(call["id"]),
+            call_id=None if call_id is None else str(call_id),
         )
 
 

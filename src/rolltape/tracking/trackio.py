@@ -2,15 +2,21 @@
 
 import os
 from datetime import UTC, datetime
-from importlib import import_module, metadata
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rolltape.errors import SinkError
 from rolltape.records.trace import Trace
 from rolltape.tracking.sinks import Outbox, OutboxOptions, import_package
 from rolltape.tracking.summary import ShownStep, step_metrics, steps_in
-from rolltape.tracking.traces import Fields, SpanKind, trace_messages, trace_metadata, trace_spans, without_empty
+from rolltape.tracking.traces import (
+    Fields,
+    SpanKind,
+    trace_messages,
+    trace_metadata,
+    trace_spans,
+    valid_text,
+    without_empty,
+)
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -151,7 +157,7 @@ def _storable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_storable(item) for item in value]
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if not value.isascii() else value
+        return valid_text(value)
     if isinstance(value, int) and not -_INT_LIMIT <= value < _INT_LIMIT:
         return str(value)
     return value
@@ -159,7 +165,7 @@ def _storable(value: Any) -> Any:
 
 def _current_run() -> "Run":
     """The run that `trackio.log` would log into here."""
-    _import_trackio()
+    import_package("trackio", extra="trackio", private=_PRIVATE)
     from trackio import context_vars
 
     run = context_vars.current_run.get()
@@ -176,7 +182,7 @@ def _local_run(project: str, name: str | None) -> "Run":
                 f"trackio: {variable} is set, but a run that rolltape opens stays on this machine; unset it, "
                 "or open the run with trackio.init and pass it"
             )
-    _import_trackio()
+    import_package("trackio", extra="trackio", private=_PRIVATE)
     try:
         return _open_run(project, name)
     except Exception as error:  # trackio does not document what it raises
@@ -196,19 +202,6 @@ def _count_entries(run: "Run") -> int:
     from trackio.sqlite_storage import SQLiteStorage
 
     return int(SQLiteStorage.get_log_count(run.project, run.name, run_id=run.id))
-
-
-def _import_trackio() -> None:
-    """Import trackio, and check that it has the private parts that are used here."""
-    import_package("trackio", extra="trackio")
-    try:
-        for module, names in _PRIVATE.items():
-            attrgetter(*names)(import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise SinkError(
-            f"trackio {metadata.version('trackio')} does not fit this rolltape ({error}); install the version that "
-            "rolltape[trackio] requires, or push to a .jsonl file"
-        ) from None
 
 
 def _open_run(project: str, name: str | None) -> "Run":

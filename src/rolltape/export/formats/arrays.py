@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import ExportError, MissingFormat
+from rolltape.extras import import_extra
 from rolltape.records.sample import Sample
 from rolltape.records.turn import Logprobs
 
@@ -124,10 +125,4 @@ def as_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, "torch.Tenso
 
 def torch_module() -> ModuleType:
     """torch, if it is installed."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingFormat(
-            "this format is made of tensors, and torch is not installed; pip install 'rolltape[torch]'"
-        ) from None
-    return torch
+    return import_extra("torch", "torch", what="this format", missing=MissingFormat)

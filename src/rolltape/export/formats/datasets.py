@@ -2,12 +2,11 @@
 
 import tempfile
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ExportError, MissingFormat
-from rolltape.extras import pa, pq
+from rolltape.extras import import_extra, pa, pq
 
 
 def _pairs_type() -> Any:
@@ -28,7 +27,7 @@ def write_dataset(write_parquet: Callable[[Path], int], out: str) -> int:
         rollouts = run.rollouts()
         write_dataset(lambda file: conversations_to_parquet(rollouts, file), "datasets/sft")
     """
-    datasets = _datasets()
+    datasets = import_extra("datasets", "datasets", what="--format datasets", missing=MissingFormat)
     datasets.disable_progress_bars()
     folder = None if _is_on_hub(out) else _new_folder(out)
     # Beside its destination, so that the finished folder can be put in place at once.
@@ -93,12 +92,3 @@ def _push(dataset: Any, out: str) -> None:
         dataset.push_to_hub(_repository(out), private=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise ExportError(f"{out} cannot be pushed: {next(iter(str(error).splitlines()), repr(error))}") from None
-
-
-def _datasets() -> Any:
-    try:
-        return import_module("datasets")
-    except ImportError:
-        raise MissingFormat(
-            "datasets are written by datasets; install it with pip install 'rolltape[datasets]'"
-        ) from None

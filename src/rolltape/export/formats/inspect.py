@@ -14,6 +14,7 @@ from typing import Any
 from rolltape.errors import ExportError, MissingFormat
 from rolltape.export.conversations import Conversation, conversations_of
 from rolltape.export.files import Destination
+from rolltape.extras import import_extra
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import Rollout, Status, StopReason
@@ -174,9 +175,8 @@ def _calls(calls: list[Any]) -> list[Any]:
 
 
 def _inspect() -> tuple[Any, Any, Any]:
-    try:
-        return import_module("inspect_ai.log"), import_module("inspect_ai.model"), import_module("inspect_ai.scorer")
-    except ImportError:
-        raise MissingFormat(
-            "--format inspect needs inspect-ai; install it with pip install 'rolltape[inspect]'"
-        ) from None
+    names = ("inspect_ai.log", "inspect_ai.model", "inspect_ai.scorer")
+    log, model, scorer = (
+        import_extra(name, "inspect", what="--format inspect", missing=MissingFormat) for name in names
+    )
+    return log, model, scorer
