@@ -23,8 +23,8 @@ from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.wire import DIALECTS, dialect_of
 from rolltape.gateway.wire.protocol import Dialect
 
-log = logging.getLogger("rolltape.gateway")
-access_log = logging.getLogger("rolltape.access")
+gateway_log = logging.getLogger("rolltape.gateway")
+log = logging.getLogger("rolltape.access")
 
 # What is known of a request, for whoever answers and logs it if it fails.
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
@@ -86,7 +86,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             return response
         except RolltapeError as error:
             status, why = 500, str(error)
-            access_log.exception("%s %s", request.method, _shown(request))
+            log.exception("%s %s", request.method, _shown(request))
             told = f"{type(error).__name__}: {error}" if request.get(ADMIN) else told_to_agent(error)
             return _refusal(request, 500, told, final=False)
         except (ConnectionResetError, asyncio.CancelledError):
@@ -94,7 +94,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             raise
         except Exception:
             status, why = 500, "see the traceback"
-            access_log.exception("%s %s", request.method, _shown(request))
+            log.exception("%s %s", request.method, _shown(request))
             return _refusal(request, 500, "the gateway failed; its log says how", final=False)
         finally:
             took_s = time.monotonic() - began
@@ -105,7 +105,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
                     service.refused(request[SESSION], status, _without_keys(request, why))
             if failed or took_s > service.settings.slow_s:
                 what, who = f"{request.method} {_shown(request)}", request.get(SESSION, "-")
-                access_log.warning("%s %s %.1f s %s: %s", what, status, took_s, who, _without_keys(request, why))
+                log.warning("%s %s %.1f s %s: %s", what, status, took_s, who, _without_keys(request, why))
 
     return answering
 
@@ -262,7 +262,9 @@ class StallWatch:
         if not waiting or taken != self._taken:
             self._taken, self._since = taken, now
         elif now - self._since >= self._stall_s:
-            log.warning("a client has taken nothing of its reply for %g s: its connection is closed", self._stall_s)
+            gateway_log.warning(
+                "a client has taken nothing of its reply for %g s: its connection is closed", self._stall_s
+            )
             transport.abort()
             return
         self._look_later()
