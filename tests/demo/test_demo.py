@@ -102,7 +102,7 @@ def test_commands_that_come_next_are_commands(cli: Cli, tmp_path: Path, monkeypa
 def test_example_tasks_and_the_scripted_session_are_written(cli: Cli, tmp_path: Path) -> None:
     written = cli("demo", "--tasks", tmp_path / "tasks")
     assert written.code == 0, written.err
-    assert {path.stem for path in (tmp_path / "tasks").iterdir()} == ENVIRONMENT_NAMES
+    assert {path.stem for path in (tmp_path / "tasks").iterdir()} == set(ENVIRONMENT_NAMES)
     again = cli("demo", "--tasks", tmp_path / "tasks")
     assert again.code == 2
     assert "exists; name another folder, or remove it" in again.err

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from rolltape.doctor import CheckResult, Severity, check_gateway
 from rolltape.doctor.agent.scripted_model import ScriptedModel
 from rolltape.gateway.request import ChatRequest
 from rolltape.tiny import shipped_model
+from served_gateways import free_port
 
 
 async def checked(url: str, key: str | None) -> dict[str, CheckResult]:
@@ -83,13 +83,6 @@ async def test_another_real_gateway_is_held_to_the_same_list(tmp_path: Path) -> 
     assert {one.verdict for one in results.values()} == {Severity.OK, Severity.NOTE}
     assert results["apis"].figures["served"] == ["chat", "messages", "responses"]
     assert results["history"].measured.startswith("token ids are not given; the second prompt has")
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-    return port
 
 
 async def post_until_answered(url: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import msgspec
 
 from rolltape.cli.parameters import argument, either, flag_of, given_flags, option
 from rolltape.errors import PolicyError, UsageError
+from rolltape.gateway.engines import ENGINE_SPELLINGS
 from rolltape.records.policy import Advantage, Branches, Credit, CutPolicy, RewardShare, cut_policy
 from rolltape.records.turn import LogprobKind
 
@@ -211,11 +212,7 @@ class EngineOptions:
 
     engine: Annotated[
         list[str] | None,
-        engine_option(
-            "--engine ENGINE",
-            "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, tiny[:FOLDER], or "
-            "replay:RUN#ROLLOUT; repeatable (default: tiny).",
-        ),
+        engine_option("--engine ENGINE", f"One of {ENGINE_SPELLINGS}; repeatable (default: tiny)."),
     ] = None
     engine_key: EngineKeyOption = None
     served_model_name: Annotated[

@@ -8,7 +8,6 @@ def ls(run: Annotated[str, argument("RUN", "Run directory.")], *, paging: Paging
 """
 
 import dataclasses
-import enum
 import functools
 import inspect
 import re
@@ -51,9 +50,9 @@ def argument(name: str, help: str) -> Any:  # noqa: A002 - as typer has it
     return typer.Argument(metavar=name, help=help)
 
 
-def either(values: type[enum.StrEnum]) -> str:
-    """The values of an enum in words, for a help text."""
-    *names, last = (one.value for one in values)
+def either(values: Iterable[str]) -> str:
+    """Values in words, such as those of an enum, for a help text."""
+    *names, last = values
     return f"{', '.join(names)}{',' if len(names) > 1 else ''} or {last}"
 
 

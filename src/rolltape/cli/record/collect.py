@@ -16,6 +16,7 @@ from rolltape.cli.options import (
 from rolltape.cli.parameters import argument, name_flags, option
 from rolltape.cli.record.cluster_options import ClusterOptions
 from rolltape.cli.record.sandbox_options import SandboxOptions
+from rolltape.collect.environments import ENVIRONMENT_NAMES
 from rolltape.errors import CollectError, UsageError
 from rolltape.traces import Capture
 
@@ -51,8 +52,8 @@ def collect(
         str,
         _task_option(
             "--environment NAME",
-            "Environment of tasks that do not name one: problem, distill, "
-            "rubric, preference, message, game, verifiers:NAME, gymnasium:ID, openenv:URL, or python:module:Class.",
+            f"Environment of tasks that do not name one: {', '.join(ENVIRONMENT_NAMES)}, verifiers:NAME, gymnasium:ID, "
+            "openenv:URL, or python:module:Class.",
         ),
     ] = "problem",
     run: Annotated[Path, _run_option("--run RUN", "Run directory to record in.")] = Path("runs/collected"),

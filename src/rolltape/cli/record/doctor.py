@@ -14,6 +14,7 @@ from rolltape.cli.options import EngineKeyOption, JsonOption, RendererOption, Re
 from rolltape.cli.parameters import option
 from rolltape.cli.screen import arrow, plural, print_hanging, print_json, print_line
 from rolltape.errors import UsageError
+from rolltape.gateway.engines import ENGINE_SPELLINGS
 from rolltape.records.turn import LogprobKind
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def doctor(
     *,
     engine: Annotated[
         str | None,
-        engine_option("--engine ENGINE", "Engine to check: sglang:URL, vllm:URL, llamacpp:URL, or tiny[:FOLDER]."),
+        engine_option("--engine ENGINE", f"Engine to check, one of {ENGINE_SPELLINGS}."),
     ] = None,
     engine_key: EngineKeyOption = None,
     model: Annotated[

@@ -39,34 +39,30 @@ class ExportKind(enum.StrEnum):
 
 
 class ExportFormat(enum.StrEnum):
-    """Our own two formats, those of training frameworks, and those of other programs."""
+    """The formats that are no training framework's: our own two, and those of other programs."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
-    SLIME = "slime"
-    VERL = "verl"
-    PRIME_RL = "prime-rl"
-    AREAL = "areal"
-    TRL = "trl"
-    TINKER = "tinker"
-    SKYRL = "skyrl"
     MESSAGES = "messages"  # OpenAI's fine-tuning files
     DATASETS = "datasets"  # Hugging Face
     ATIF = "atif"  # Harbor
     INSPECT = "inspect"
 
 
-OWN_FORMATS = (ExportFormat.JSONL, ExportFormat.PARQUET)
-_SUFFIXES = {
+FORMATS: tuple[str, ...] = (ExportFormat.JSONL, ExportFormat.PARQUET, *FRAMEWORKS, *list(ExportFormat)[2:])
+OWN_FORMATS: tuple[str, ...] = (ExportFormat.JSONL, ExportFormat.PARQUET)
+_SUFFIXES: dict[str, str] = {
     ".parquet": ExportFormat.PARQUET,
     ".jsonl": ExportFormat.JSONL,
     ".ndjson": ExportFormat.JSONL,
     ".json": ExportFormat.JSONL,
 }
-_BINARY = {ExportFormat.PARQUET: "Parquet", ExportFormat.VERL: ".npz", ExportFormat.AREAL: ".npz"}
+_BINARY: dict[str, str] = {ExportFormat.PARQUET: "Parquet"} | {
+    name: ".npz" for name, one in FRAMEWORKS.items() if ".npz" in one.endings
+}
 _TABLES = (ExportKind.SAMPLES, ExportKind.TURNS, ExportKind.ROLLOUTS, ExportKind.CONVERSATIONS)
 # What formats write, the first by default. Those of frameworks write samples.
-KINDS_OF_FORMAT: dict[ExportFormat, tuple[ExportKind, ...]] = {
+KINDS_OF_FORMAT: dict[str, tuple[ExportKind, ...]] = {
     ExportFormat.JSONL: tuple(ExportKind),
     ExportFormat.PARQUET: _TABLES,
     ExportFormat.MESSAGES: (ExportKind.CONVERSATIONS,),
@@ -74,7 +70,7 @@ KINDS_OF_FORMAT: dict[ExportFormat, tuple[ExportKind, ...]] = {
     ExportFormat.ATIF: (ExportKind.ROLLOUTS,),
     ExportFormat.INSPECT: (ExportKind.ROLLOUTS,),
 }
-_ENDINGS = {ExportFormat.MESSAGES: (".jsonl",), ExportFormat.INSPECT: (".eval", ".json")}
+_ENDINGS: dict[str, tuple[str, ...]] = {ExportFormat.MESSAGES: (".jsonl",), ExportFormat.INSPECT: (".eval", ".json")}
 _FOLDERS = (ExportFormat.DATASETS, ExportFormat.ATIF)
 
 
@@ -91,8 +87,8 @@ def export(
         ),
     ] = None,
     form: Annotated[
-        ExportFormat | None,
-        option("--format FORMAT", f"{either(ExportFormat)} (default: by the suffix of FILE, else jsonl)."),
+        str | None,
+        option("--format FORMAT", f"{either(FORMATS)} (default: by the suffix of FILE, else jsonl)."),
     ] = None,
     out: Annotated[
         str,
@@ -120,16 +116,17 @@ def export(
         raise UsageError(f"-o: {_BINARY[form]} cannot be written to a terminal; name a file")
     known = KINDS_OF_FORMAT.get(form, (ExportKind.SAMPLES,))
     what = what or known[0]
-    if what not in known and form is ExportFormat.PARQUET:
+    if what not in known and form == ExportFormat.PARQUET:
         raise UsageError(f"--what {what}: {what} have no Parquet form; use --format jsonl")
     if what not in known:
         raise UsageError(f"--format {form} writes {' or '.join(dict.fromkeys(known))}, not --what {what}")
     if form in (*_FOLDERS, ExportFormat.INSPECT) and out == "-":
         raise UsageError(f"-o: --format {form} writes a {'folder' if form in _FOLDERS else 'log'}; name one")
-    if temperature is not None and form is not ExportFormat.PRIME_RL:
+    if temperature is not None and form != "prime-rl":
         raise UsageError("--temperature needs --format prime-rl")
-    if without_logprobs and form not in (ExportFormat.SLIME, ExportFormat.VERL, ExportFormat.SKYRL):
-        raise UsageError("--without-logprobs needs --format slime, verl or skyrl")
+    if without_logprobs and not (form in FRAMEWORKS and FRAMEWORKS[form].form.optional_logprobs):
+        optional = [name for name, one in FRAMEWORKS.items() if one.form.optional_logprobs]
+        raise UsageError(f"--without-logprobs needs --format {either(optional)}")
     if whole_prompts and what not in (ExportKind.TURNS, ExportKind.TRACES):
         raise UsageError("--whole-prompts needs --what turns or --what traces")
 
@@ -162,9 +159,11 @@ def export(
     return report_problems(tape)
 
 
-def _resolve_format(asked: ExportFormat | None, out: str) -> ExportFormat:
+def _resolve_format(asked: str | None, out: str) -> str:
     """The format that was asked for, else the one of the file's suffix. They must not contradict each other."""
     suffix = Path(out).suffix
+    if asked is not None and asked not in FORMATS:
+        raise UsageError(f"--format: {asked!r} is no format; use {either(FORMATS)}")
     if asked in _FOLDERS:
         return asked
     if asked is not None and asked not in OWN_FORMATS:
@@ -173,21 +172,21 @@ def _resolve_format(asked: ExportFormat | None, out: str) -> ExportFormat:
             raise UsageError(f"--format {asked} is written as {' or '.join(expected)}, but -o {out} ends in {suffix}")
         return asked
     named = _SUFFIXES.get(suffix)
-    if asked is not None and named is not None and asked is not named:
+    if asked is not None and named is not None and asked != named:
         raise UsageError(f"--format {asked} contradicts -o {out}, which ends in {suffix}; drop one of them")
     return asked or named or ExportFormat.JSONL
 
 
-def _write_rows(form: ExportFormat, write: Callable[..., int], out: str) -> int:
+def _write_rows(form: str, write: Callable[..., int], out: str) -> int:
     """Write in a format that is no framework's; how many rows or files were written."""
-    if form is ExportFormat.DATASETS:
+    if form == ExportFormat.DATASETS:
         return write_dataset(lambda file: write(ExportFormat.PARQUET, str(file)), out)
     return write(form, out)
 
 
 def _write(
     what: ExportKind,
-    form: ExportFormat,
+    form: str,
     out: str,
     *,
     selected: SelectedRollouts,
@@ -197,7 +196,7 @@ def _write(
     left_out: list[str],
 ) -> int:
     """Write one file, or a folder of trajectories; how many rows or files were written."""
-    parquet = form is ExportFormat.PARQUET
+    parquet = form == ExportFormat.PARQUET
     if what is ExportKind.SAMPLES:
         write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
         return write_samples(selected.samples(policy, credit), out)
@@ -210,13 +209,13 @@ def _write(
     if what is ExportKind.CONVERSATIONS:
         if parquet:
             return files.conversations_to_parquet(rollouts, out, left_out=left_out)
-        return files.conversations_to_jsonl(rollouts, out, bare=form is ExportFormat.MESSAGES, left_out=left_out)
+        return files.conversations_to_jsonl(rollouts, out, bare=form == ExportFormat.MESSAGES, left_out=left_out)
     if what is ExportKind.RECORDS:
         ended = (one for one in rollouts if one.status in (Status.FINISHED, Status.FAILED))
         return records_to_jsonl(ended, out)
-    if form is ExportFormat.ATIF:
+    if form == ExportFormat.ATIF:
         return write_trajectories(rollouts, out, left_out)
-    if form is ExportFormat.INSPECT:
+    if form == ExportFormat.INSPECT:
         return write_inspect_log(rollouts, out, left_out)
     write_rollouts = files.rollouts_to_parquet if parquet else files.rollouts_to_jsonl
     return write_rollouts(rollouts, out)

@@ -74,7 +74,7 @@ _JUDGED: dict[str, type[RubricEnvironment | PreferenceEnvironment]] = {
 }
 _BY_NAME: dict[str, Environment] = {kind.name: kind() for kind in _KINDS}
 
-ENVIRONMENT_NAMES = frozenset({*(kind.name for kind in _KINDS), *_JUDGED})
+ENVIRONMENT_NAMES = (*_BY_NAME, *_JUDGED)
 
 # Environments of other projects, by the part of their names before the colon: "verifiers:NAME". Each has a module in
 # `others` with this class, and its package is an extra of the same name.
@@ -99,7 +99,7 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
     if is_of_other_project(name):
         return _of_other_project(name)
     if not name.startswith(PREFIX):
-        there = ", ".join([*sorted(ENVIRONMENT_NAMES), *(f"{kind}:NAME" for kind in _OTHERS)])
+        there = ", ".join([*ENVIRONMENT_NAMES, *(f"{kind}:NAME" for kind in _OTHERS)])
         raise TaskError(f"there is no environment {name!r}; there are {there}, and python:module:Class")
     try:
         made = function_named(name)()

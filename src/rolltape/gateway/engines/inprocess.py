@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generat
 from rolltape.gateway.engines.sampled import top_side_arrays
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import Finish, Ids, LogprobKind
-from rolltape.tiny import EngineReply, Piece, Sampling, TinyEngine
+from rolltape.tiny import EngineReply, Piece, Sampling, TinyEngine, shipped_model
 from rolltape.tiny.sampling import MAX_SEED, TopLogprob
+
+
+def open_tiny(place: str, **options: Any) -> "InProcessEngine":
+    """The tiny engine with the model of a folder; "" is the shipped one."""
+    folder = Path(place) if place else shipped_model()
+    return InProcessEngine(TinyEngine(folder), model=folder.name, **options)
 
 
 class InProcessEngine:

@@ -1,22 +1,16 @@
 """Open an engine from the text that names it on a command line."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rolltape.errors import EngineError
-from rolltape.gateway.engines.inprocess import InProcessEngine
-from rolltape.gateway.engines.llamacpp import LlamaCppEngine
-from rolltape.gateway.engines.openai_text import OpenAITextEngine
+from rolltape.gateway.engines import ENGINE_KINDS, ENGINE_SPELLINGS
 from rolltape.gateway.engines.protocol import Engine
-from rolltape.gateway.engines.replay import ReplayEngine
-from rolltape.gateway.engines.sglang.engine import SglangEngine
-from rolltape.gateway.engines.vllm import VllmEngine
 from rolltape.records.turn import LogprobKind
-from rolltape.tiny import TinyEngine, shipped_model
-
-KNOWN = "sglang:URL, vllm:URL, llamacpp:URL, openai:URL, tiny, tiny:FOLDER, replay:RUN#ROLLOUT"
+from rolltape.tiny import shipped_model
 
 
 def parse_spec(spec: str) -> tuple[str, str]:
@@ -25,8 +19,8 @@ def parse_spec(spec: str) -> tuple[str, str]:
     if kind == "embedded":
         warnings.warn("the engine `embedded` is now `tiny`", DeprecationWarning, stacklevel=3)
         kind = "tiny"
-    if kind not in _OPENERS or (not place and kind != "tiny"):
-        raise EngineError(f"{spec!r} names no engine; known are {KNOWN}")
+    if kind not in ENGINE_KINDS or (not place and "[" not in ENGINE_KINDS[kind].spelling):
+        raise EngineError(f"{spec!r} names no engine; known are {ENGINE_SPELLINGS}")
     return kind, place
 
 
@@ -36,12 +30,13 @@ def open_engine(spec: str, **options: Any) -> Engine:
     The options are those of `open_engines`; one that is None is left to the engine. Nothing is connected to yet.
     """
     kind, place = parse_spec(spec)
-    opener, takes = _OPENERS[kind]
+    _, opener, takes = ENGINE_KINDS[kind]
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in takes:
             raise EngineError(f"{spec}: {name} is given, which {kind} does not take; it takes {', '.join(takes)}")
-    return opener(place, **given)
+    module, _, name = opener.partition(":")
+    return cast("Engine", getattr(import_module(f"rolltape.gateway.engines.{module}"), name)(place, **given))
 
 
 def open_engines(
@@ -61,7 +56,7 @@ def open_engines(
         open_engine(
             spec,
             api_key=api_key if "://" in spec else None,
-            model=model if "model" in _OPENERS[parse_spec(spec)[0]][1] else None,
+            model=model if "model" in ENGINE_KINDS[parse_spec(spec)[0]].options else None,
             logprob_kind=logprob_kind,
             routed_experts=routed_experts or None,
             kept_ids=kept_ids or None,
@@ -74,25 +69,3 @@ def tiny_folder(specs: Sequence[str]) -> Path | None:
     """The folder of the first tiny engine, whose tokenizer is the model's; None: there is none."""
     places = [place for kind, place in map(parse_spec, specs) if kind == "tiny"]
     return (Path(places[0]) if places[0] else shipped_model()) if places else None
-
-
-def _tiny(place: str, **options: Any) -> Engine:
-    folder = Path(place) if place else shipped_model()
-    return InProcessEngine(TinyEngine(folder), model=folder.name, **options)
-
-
-def _replay(place: str) -> Engine:
-    run, _, which = place.rpartition("#")
-    if not run or not which:
-        raise EngineError(f"replay:{place} does not say what to give again; write replay:RUN#ROLLOUT or RUN#SESSION")
-    return ReplayEngine(run, which)
-
-
-_OPENERS: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
-    "sglang": (SglangEngine, ("api_key", "logprob_kind", "routed_experts", "kept_ids")),
-    "vllm": (VllmEngine, ("api_key", "model", "logprob_kind")),
-    "llamacpp": (LlamaCppEngine, ("api_key",)),
-    "openai": (OpenAITextEngine, ("api_key", "model")),
-    "tiny": (_tiny, ("logprob_kind",)),
-    "replay": (_replay, ()),
-}

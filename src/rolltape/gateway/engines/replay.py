@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.errors import EngineFault, NoSuchRollout
+from rolltape.errors import EngineError, EngineFault, NoSuchRollout
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability
@@ -22,6 +22,14 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
     message: int | None  # the first that differs; None: the messages are equal
     token: int | None  # the first id that differs; None: the ids are equal, or one of the two has none
     text: str
+
+
+def open_replay(place: str) -> "ReplayEngine":
+    """An engine for `RUN#ROLLOUT` or `RUN#SESSION`."""
+    run, _, which = place.rpartition("#")
+    if not run or not which:
+        raise EngineError(f"replay:{place} does not say what to give again; write replay:RUN#ROLLOUT or RUN#SESSION")
+    return ReplayEngine(run, which)
 
 
 class ReplayEngine:
