@@ -148,7 +148,7 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["filter", "--reject", "rules"], "--reject: rules names no function"),
         (["ls", "--step", "x"], "'--step': 'x' should be a valid integer\n"),
         (["ls", "--limit=0"], "'--limit': '0' should be greater than or equal to 1\n"),
-        (["export", "--format", "xml"], "'--format': 'xml' is not one of 'jsonl'"),
+        (["query", "SELECT 1", "--format", "xml"], "'--format': 'xml' is not one of 'table'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
