@@ -76,7 +76,7 @@ def no_spread(rows: Iterable[RolloutRow]) -> Iterator[Verdict]:
 def stale(rows: Iterable[RolloutRow], versions: Sequence[str], limit: int) -> Iterator[Verdict]:
     """Reject rollouts sampled by weights more than `limit` versions behind the newest; `versions` is the run's order.
 
-    A rollout is as old as the oldest version that its replies name. One that names none is not judged.
+    A rollout is as old as the oldest version that its replies name. A rollout whose replies name none is not judged.
     """
     staleness = Staleness(versions)
     too_old = f"more than {limit} version{'' if limit == 1 else 's'} behind the newest"

@@ -78,7 +78,7 @@ class EngineWait(NamedTuple):
 
 
 class SessionWork:
-    """The long work of one session, off the event loop and one piece at a time: who sends much waits for himself."""
+    """The long work of one session, off the event loop and one piece at a time, so that it delays no other session."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

@@ -15,6 +15,7 @@
 Install it with `pip install tinker`.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any, TypedDict, Unpack
@@ -91,12 +92,14 @@ class TinkerEngine(FunctionEngine):
     async def _sample(self, prompt_ids: list[int], wanted: Generation) -> Generated:
         client, version = self._sampler
         where = f"{self.name}, generation {wanted.id}"
-        response = await client.sample_async(
+        sampling = client.sample(
             prompt=tinker.ModelInput.from_ints(prompt_ids),
             num_samples=1,
             sampling_params=_sampling_params(wanted),
             topk_sample_logprobs=wanted.top_logprobs,
         )
+        # Until 0.38, a future that only threads can wait for.
+        response = await (sampling if isinstance(sampling, tinker.APIFuture) else asyncio.wrap_future(sampling))
         if len(response.sequences) != 1:
             raise EngineFault(f"{where}: one reply was asked for, but {len(response.sequences)} came")
         (reply,) = response.sequences

@@ -124,8 +124,9 @@ def _compare(
 
 
 def _cells(rollout: Rollout, apart: FateDifference, spellings: Spellings) -> list[str]:
-    session_id, _, sequence = apart.turn.rpartition(".")
-    session = next(session for session in rollout.sessions if session.id == session_id)
-    ids = session.turns[int(sequence)].sampled_ids[apart.start : apart.stop].tolist()
-    place = f"{rollout.id[:SHORT_ID]} {session.ordinal}.{sequence}"
+    session, turn = next(
+        (session, turn) for session in rollout.sessions for turn in session.turns if turn.id == apart.turn
+    )
+    ids = turn.sampled_ids[apart.start : apart.stop].tolist()
+    place = f"{rollout.id[:SHORT_ID]} {session.ordinal}.{turn.sequence}"
     return [place, f"{apart.start}-{apart.stop}", apart.left, apart.right, excerpt(ids, spellings.of(session))]
