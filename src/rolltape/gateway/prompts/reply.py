@@ -11,6 +11,7 @@ import msgspec
 
 from rolltape.gateway.prompts.families import THINK_END, THINK_START, Call, Response
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
+from rolltape.tape.recording.fields import is_unicode
 
 # A call of an unknown tool is delivered: the agent reports it to the model.
 _DELIVERED = frozenset({"ok", "unknown_tool"})
@@ -81,7 +82,7 @@ def _before_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
 
 def delivered(call: Call) -> ParsedCall | None:
     """A call that survives the way through a client and back; None: it does not."""
-    if str(call.status) not in _DELIVERED or not isinstance(call.name, str) or not _is_unicode(call.name):
+    if str(call.status) not in _DELIVERED or not isinstance(call.name, str) or not is_unicode(call.name):
         return None
     arguments = arguments_text({} if call.arguments is None else call.arguments)
     return None if arguments is None else ParsedCall(call.name, arguments, call.id)
@@ -92,7 +93,7 @@ def arguments_text(arguments: object) -> str | None:
     if not isinstance(arguments, dict) or not _is_ordinary(arguments):
         return None
     text = json.dumps(arguments, ensure_ascii=False)
-    return text if _is_unicode(text) else None
+    return text if is_unicode(text) else None
 
 
 def _is_ordinary(value: object) -> bool:
@@ -118,14 +119,6 @@ def _is_finite(number: float) -> bool:
         return math.isfinite(number)
     except OverflowError:
         return False
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _as_text(tokenizer: FolderTokenizer, ids: list[int], response: Response | None, stop_string: str | None) -> Parsed:
