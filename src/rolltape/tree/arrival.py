@@ -1,4 +1,4 @@
-"""Which replies arrived, as far as anything later shows, and which were thrown away by the agent."""
+"""Which replies arrived at the agent, as later turns show, and which ones the agent abandoned."""
 
 import math
 from bisect import bisect_left
@@ -13,20 +13,20 @@ from rolltape.tree.evidence import is_edit_of, spellings
 from rolltape.tree.placement import PlacedTurn, Sampler, Tree
 from rolltape.tree.places import Node, SharedPrefix
 
-_MOST_EDITED = 16  # replies to one prompt that are compared with a message which may be an edited one of them
+_MOST_EDITED = 16  # how many replies to one prompt are compared with a message that may be an edited copy
 
 
 class Arrivals(NamedTuple):
-    """Sequence numbers of turns. Of turns that nobody has a reason to doubt, neither set says anything."""
+    """Sequence numbers of turns. Turns that nothing puts in doubt are in neither set."""
 
     unproven: frozenset[int]  # nothing later shows the reply
-    abandoned: frozenset[int]  # the same, and the agent asked again, or went on from its place without it
-    # Of unproven turns that were cut short, or perhaps not delivered: how many of their first ids a later prompt shows.
+    abandoned: frozenset[int]  # unproven, and the agent asked again or continued without the reply
+    # For unproven turns that were cut short or perhaps not delivered: how many of their first ids a later prompt shows.
     heads: Mapping[int, int]
 
 
 def arrivals_of(tree: Tree) -> Arrivals:
-    """Look for every reply that was left, cut short or perhaps not delivered in what came later."""
+    """Look in later turns for every reply that was left, cut short, or perhaps not delivered."""
     left = _left_turns(tree)
     doubtful = [
         placed
@@ -43,12 +43,12 @@ def arrivals_of(tree: Tree) -> Arrivals:
 
 
 def is_in_doubt(turn: Turn) -> bool:
-    """Whether a reply was cut short, or perhaps not delivered: it counts as far as something later shows it."""
+    """Whether a reply was cut short, or perhaps not delivered. Only the part of it that later turns show counts."""
     return turn.facts.finish is Finish.ABORT or turn.facts.delivery is not Delivery.DELIVERED
 
 
 def _left_turns(tree: Tree) -> set[int]:
-    """The turns whose prompt was asked again, or gone on from without them, after they had ended."""
+    """The turns whose prompt was sent again, or was continued without their reply, after they had ended."""
     places: dict[SharedPrefix, None] = {}
     repeats: dict[SharedPrefix, None] = {}
     for placed in tree.turns:
@@ -66,14 +66,14 @@ def _left_turns(tree: Tree) -> set[int]:
             for asked in by_sampler.values():
                 left.update(_left_by([*place.passed, *asked], asked))
     for place in repeats:
-        # Of turns with the same ids one is continued.
+        # A prompt that continues several turns with the same ids is linked to only one of them.
         left.update(_left_by([one for placed in place.replies for one in placed.continuations], place.replies))
     return left
 
 
 def _left_by(others: Sequence[PlacedTurn], turns: Sequence[PlacedTurn]) -> Iterator[int]:
-    """Those of the turns that had ended when a later one of the others was asked."""
-    own, leaving, left_at = set(turns), set(others), -math.inf  # the latest time, by those looked at so far
+    """Yield the turns that had ended when a later one of `others` was requested."""
+    own, leaving, left_at = set(turns), set(others), -math.inf  # the latest start among the turns visited so far
     for placed in sorted(own | leaving, key=lambda turn: turn.sequence, reverse=True):
         started_at, ended_at = placed.turn.facts.started_at, placed.turn.facts.ended_at
         if placed in own and left_at > -math.inf and (ended_at is None or ended_at <= left_at):
@@ -83,9 +83,9 @@ def _left_by(others: Sequence[PlacedTurn], turns: Sequence[PlacedTurn]) -> Itera
 
 
 def _shown_in_place(doubtful: Sequence[PlacedTurn]) -> tuple[set[int], set[int]]:
-    """The turns that a later message in the place of their reply repeats, and those that one has something of.
+    """The turns whose reply a later message in its place repeats, and those whose reply it repeats in part.
 
-    One message stands for one turn.
+    Each message counts for one turn only.
     """
     shown: set[int] = set()
     edited: set[int] = set()
@@ -114,7 +114,7 @@ def _shown_in_place(doubtful: Sequence[PlacedTurn]) -> tuple[set[int], set[int]]
 
 
 def _shown_in_part(tree: Tree, doubtful: Mapping[int, Turn]) -> dict[int, int]:
-    """How many of the first ids of some turns later prompts show: in their own ids, or in messages, by the gateway."""
+    """For each doubtful turn, how many of its first ids later prompts show, by ids or by messages."""
     heads: dict[int, int] = {}
     for placed in tree.turns:
         shown = []
@@ -133,16 +133,17 @@ def _is_foreign_reply(node: Node) -> bool:
 
 
 def _latest(turns: Sequence[PlacedTurn], since: Turn, known: Set[int], most: int = 1) -> list[PlacedTurn]:
-    """The latest of some turns, in order, that had ended when another was asked and are not known yet."""
+    """The latest turns, last one first, that had ended when `since` was requested and are not in `known`."""
     before = turns[: bisect_left(turns, since.sequence, key=lambda one: one.sequence)]
     ended = (one for one in reversed(before) if one.sequence not in known and one.had_ended(since, shown=True))
     return list(islice(ended, most))
 
 
 def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
-    """The turns of which a later prompt holds an id that the gateway gave to their reply, or to a call in it.
+    """The turns whose reply is shown by a later prompt with an id that the gateway gave the reply or a call in it.
 
-    A client that hung up may have the id of a reply with a part of it. It has that of a call with all that came before.
+    For a turn in doubt, the reply's own id proves nothing: a client that hung up may have it with a part of the reply.
+    The id of a call proves all that came before the call.
     """
     given = Counter(wire_id for placed in tree.turns if placed.turn.reply for wire_id in placed.turn.reply.wire_ids)
     wanted = {
@@ -159,7 +160,7 @@ def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
     seen: set[int] = set()  # the identities of chains; the turns keep them alive
     for placed in tree.turns:
         chain = placed.turn.prompt
-        # What a prompt shares with an earlier turn was looked at there, but for that turn's reply.
+        # Messages that a prompt shares with an earlier turn were checked at that turn, except that turn's reply.
         is_new = chain.parent is not None and id(chain.parent) not in seen
         shared = chain.parent.own[: chain.keep - chain.parent.keep] if chain.parent and is_new else ()
         seen.update((id(chain), id(chain.parent)))

@@ -37,7 +37,7 @@ def new_messages(placed: PlacedTurn) -> list[Message]:
 
 
 def turn_lines(placed: PlacedTurn, most: int, arrow: str = "→") -> Iterator[str]:
-    """What a turn was asked anew, at most so many messages of it, and what it said."""
+    """Yield a line for each new message of a turn's prompt, at most `most`, and for its reply."""
     messages = new_messages(placed)
     if len(messages) > most:
         yield f"… {len(messages) - most} more messages"

@@ -11,11 +11,11 @@ from rolltape.records.messages import Message, canonical_message, content_text
 from rolltape.records.turn import Turn
 from rolltape.records.wording import call_text
 
-_THINKING_DROPPED = "new_user_message"  # why the gateway rendered a prompt: its template drops thinking there
+_THINKING_DROPPED = "new_user_message"  # the gateway's reason to render a prompt in full: the template drops thinking
 _EXCERPT_CHARACTERS = 80
 _EXCERPT_TOKENS = 12
 _OPENING = 8  # tokens that open an assistant's message and its thinking, at most
-_TOLD_LINE, _TOLD = 24, 40  # characters: of a line that is not found by chance, and of all that are found
+_TOLD_LINE, _TOLD = 24, 40  # characters: of a line too long to match by chance, and of all matching lines
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
@@ -32,9 +32,9 @@ def reply_change(before: Message | None, after: Message) -> ForkCause:
 
 
 def spellings(message: Message, *, as_echo: bool = False) -> list[bytes]:
-    """Keys of which a reply and a message share one if the message repeats all that the reply says.
+    """Keys to compare by: a reply and a message share one if the message repeats the whole reply.
 
-    White space does not count. Thinking may be left out of the message, which is given `as_echo`.
+    White space does not count. The message, given with `as_echo`, may lack the thinking.
     """
     value = canonical_message(message.to_dict())
     found = [_without_space(value)]
@@ -44,17 +44,17 @@ def spellings(message: Message, *, as_echo: bool = False) -> list[bytes]:
 
 
 def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
-    """Why ids depart though the messages are equal: thinking left out by the template, or another tokenization."""
+    """Why ids differ although the messages are equal: the template left out thinking, or text was tokenized anew."""
     if after.prefix_miss == _THINKING_DROPPED:
         return ForkCause.THINKING_STRIPPED
     reply = before.reply
     start = len(before.prompt_tokens)
-    # A prompt may open the thinking itself. A reply whose thinking is empty shows none, but begins with its marks.
+    # A template may open the thinking within the prompt. A reply with empty thinking has no text of it, but its marks.
     if reply is None or not start - _OPENING <= shared < len(before.tokens):
         return ForkCause.RETOKENIZED
     if shared > start + _OPENING and not (reply.reasoning or "<think>" in reply.text):
         return ForkCause.RETOKENIZED
-    # Stripped thinking is a deletion: the end of the reply, from the text after the thinking on, follows at once.
+    # Stripped thinking is a deletion: the rest of the reply follows directly at the first id that differs.
     held = before.tokens.slice(shared)
     now = after.prompt_tokens.slice(shared, shared + len(held))
     for cut in np.flatnonzero(held[1:] == now[0]) + 1 if len(now) else ():
@@ -65,7 +65,7 @@ def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
 
 
 def is_retold(reply: Message, text: str) -> bool:
-    """Whether a text holds a good part of what a reply says, line by line. Agents cut summaries and frame them anew."""
+    """Whether a text repeats a good part of a reply's lines. Agents shorten a summary and put it into a new frame."""
     lines = [line for one in reply.text.splitlines() if len(line := one.strip()) >= _TOLD_LINE]
     found = sum(len(line) for line in lines if line in text)
     return found >= _TOLD and 4 * found >= sum(map(len, lines))
@@ -85,7 +85,7 @@ def raw_difference(old: str, new: str) -> Difference:
 
 
 def token_difference(before: Turn, after: Turn) -> Difference:
-    """The first difference between what an earlier turn held and what a later prompt says."""
+    """The first difference between the ids of an earlier turn and those of a later prompt."""
     at = before.tokens.common_prefix(after.prompt_tokens)
     return Difference(
         at,
@@ -109,9 +109,9 @@ def _readable_parts(message: Message) -> tuple[str, str, str]:
 
 
 def is_edit_of(before: Message | None, after: Message | None) -> bool:
-    """Whether one message was made from the other: at least half of the shorter one stands at its ends in both.
+    """Whether one message is an edit of the other: at least half of the shorter one is their common start and end.
 
-    The ends are those of the whole messages, or of thinking, content and calls each: clients leave some of these out.
+    The whole messages are compared, and also thinking, content and calls each: clients leave some of these out.
     """
     if before is None or after is None or before.role is not after.role:
         return False

@@ -20,7 +20,7 @@ from rolltape.tree.evidence import (
 from rolltape.tree.placement import PlacedTurn, Tree
 from rolltape.tree.places import Node, SharedPrefix
 
-_RECENT = 8  # turns before it among which the summary is looked for that a prompt holds
+_RECENT = 8  # how many earlier turns are searched for the summary that a prompt holds
 _WHILE_COMPACTING = frozenset(
     {
         ForkCause.COMPACTION,
@@ -30,11 +30,11 @@ _WHILE_COMPACTING = frozenset(
         ForkCause.ABANDONED_REPLY,
     }
 )
-_MOST_ASKED = 64  # turns of one prompt among which the one is looked for whose reply a prompt departs from
+_MOST_ASKED = 64  # how many turns of one prompt are searched for the reply that a later prompt departs from
 
 
 def forks_of(tree: Tree) -> list[Fork]:
-    """The turns that do not simply go on from an earlier one, each with its cause. Auxiliary calls are no forks.
+    """Return the turns that do not simply continue an earlier one, each with its cause. Auxiliary calls are no forks.
 
     Example:
 
@@ -54,7 +54,7 @@ def forks_of(tree: Tree) -> list[Fork]:
             summary = _summary_used(turns, index, fork)
             if summary is not None:
                 forks[fork.turn] = _compaction(placed, summary, fork)
-                # The request for the summary is a part of it, whatever else it changed.
+                # The request for the summary is part of the compaction, whatever else it changed.
                 request = forks.get(summary.turn.id)
                 if request is not None and request.cause in _WHILE_COMPACTING:
                     forks[request.turn] = msgspec.structs.replace(request, cause=ForkCause.COMPACTION)
@@ -64,9 +64,9 @@ def forks_of(tree: Tree) -> list[Fork]:
 
 
 def _summary_used(turns: Sequence[PlacedTurn], index: int, fork: Fork) -> PlacedTurn | None:
-    """The recent turn whose reply takes the place of history in this one's prompt; None: there is none.
+    """The recent turn whose reply replaces history in this turn's prompt, or None.
 
-    Agents give a summary back within a message of their own.
+    Agents send a summary back inside a message of their own.
     """
     placed = turns[index]
     if fork.cause not in _WHILE_COMPACTING or not fork.message_index or not placed.prompt_node.depth:
@@ -87,14 +87,14 @@ def _summary_used(turns: Sequence[PlacedTurn], index: int, fork: Fork) -> Placed
 
 
 def _compaction(placed: PlacedTurn, summary: PlacedTurn, fork: Fork) -> Fork:
-    """The fork of a turn that goes on from a summary, told against the turn that wrote it."""
+    """The fork of a turn that continues from a summary. It departs from the turn that wrote the summary."""
     shared = min(fork.message_index or 0, summary.prompt_node.depth)
     old, new = (_message_below(tip.ancestor(shared), tip) for tip in (summary.prompt_node, placed.prompt_node))
     return _explained(placed, summary, ForkCause.COMPACTION, shared, text_difference(old, new))
 
 
 def _goes_on(placed: PlacedTurn) -> bool:
-    """Whether it is the first to continue a turn. One that only asks again for what was not sampled is a retry."""
+    """Whether this turn is the first to continue another. If the other sampled nothing, an equal prompt is a retry."""
     before = placed.continues
     if before is None or len(placed.turn.prompt_tokens) == len(before.turn.prompt_tokens):
         return False
@@ -125,7 +125,7 @@ def _fork(turns: Sequence[PlacedTurn], index: int, latest: "LatestUnder") -> For
 
 
 def _fork_without_messages(turns: Sequence[PlacedTurn], index: int) -> Fork:
-    """A turn of which only ids are known: where they leave those of an earlier turn says why."""
+    """The fork of a turn without messages. Its cause follows from where its ids leave those of an earlier turn."""
     placed = turns[index]
     place, before = placed.asked_place, placed.continues
     if place is None:
@@ -180,7 +180,7 @@ def _history_cause(
     old: Message | None,
     new: Message,
 ) -> ForkCause:
-    """Why a message that the model did not write is another one than before."""
+    """The cause of a fork at a message that the model did not write."""
     placed = turns[index]
     if reference.tip.depth <= meeting.depth:
         return ForkCause.HISTORY_EDITED
@@ -188,15 +188,15 @@ def _history_cause(
     if _repeats(placed, reference, meeting.depth):
         return ForkCause.COMPACTION if is_shorter else ForkCause.HISTORY_EDITED
     goes_on_later = any(child.is_task and child.sequence > placed.sequence for child in reference.children)
-    # A sub-agent that starts after another one has ended follows a turn of the agent that called it.
+    # A second sub-agent follows a turn of the agent that called it, not the last turn of the first sub-agent.
     if meeting.depth == 0 or goes_on_later or turns[index - 1] is not reference:
         return ForkCause.SUB_AGENT
     return ForkCause.COMPACTION if is_shorter and not is_edit_of(old, new) else ForkCause.HISTORY_EDITED
 
 
 def _twin_below(meeting: Node, tip: Node, latest: "LatestUnder") -> tuple[int, int] | None:
-    """The latest turn under other tools or template options that shares more messages than are known under these, and
-    how many it shares; None: there is none."""
+    """Return the latest turn under other tools or template options that shares messages below `meeting`, and how many
+    it shares, or None."""
     node = tip
     while node.depth > meeting.depth:
         twin = latest.twin(node)
@@ -209,8 +209,8 @@ def _twin_below(meeting: Node, tip: Node, latest: "LatestUnder") -> tuple[int, i
 
 
 def _fork_under_other_tools(turns: Sequence[PlacedTurn], index: int, twin: tuple[int, int] | None) -> Fork:
-    """A turn under other tools or template options than those of the turn that it is most like: the same conversation,
-    or another."""
+    """The fork of a turn that the conversations under its own tools and template options do not explain: the same
+    conversation under other tools, or another conversation."""
     placed = turns[index]
     found, shared = (index - 1, 0) if twin is None else twin
     reference = turns[found]
@@ -223,7 +223,7 @@ def _fork_under_other_tools(turns: Sequence[PlacedTurn], index: int, twin: tuple
 
 
 def _repeats(placed: PlacedTurn, reference: PlacedTurn, shared: int) -> bool:
-    """Whether a prompt holds a reply that the turn's conversation gave after the first messages that they share."""
+    """Whether the prompt holds a reply of the reference's conversation from after the first `shared` messages."""
     below = placed.prompt_node.ancestor(shared)
     said = {one.canonical for one in _messages_below(below, placed.prompt_node) if one.role is Role.ASSISTANT}
     if not said:
@@ -237,13 +237,13 @@ def _repeats(placed: PlacedTurn, reference: PlacedTurn, shared: int) -> bool:
 
 
 def _latest_asked(place: SharedPrefix, placed: PlacedTurn) -> PlacedTurn | None:
-    """The last turn that was sampled from a place before another."""
+    """The last turn before `placed` whose prompt ends at this place."""
     index = _index_before(place.asked, placed)
     return place.asked[index - 1] if index else None
 
 
 def _index_before(turns: Sequence[PlacedTurn], placed: PlacedTurn) -> int:
-    """How many of some turns, which are in order, came before one."""
+    """How many of the turns, which are in order, came before `placed`."""
     return bisect_left(turns, placed.sequence, key=lambda turn: turn.sequence)
 
 
@@ -261,7 +261,7 @@ def _explained(
 
 
 def _message_below(meeting: Node, tip: Node) -> Message | None:
-    """The next message on the way from one node to another; None: they are the same."""
+    """The next message on the way from one node to another, or None if they are the same."""
     return None if tip is meeting else tip.ancestor(meeting.depth + 1).message
 
 
@@ -274,10 +274,10 @@ def _messages_below(meeting: Node, tip: Node) -> Iterator[Message]:
 
 
 class LatestUnder:
-    """Finds the latest turn of all that passed through a node in logarithmic time. Turns are noted in their order."""
+    """Finds the latest turn whose conversation passes through a node, in logarithmic time. Turns are noted in order."""
 
     def __init__(self, roots: Iterable[Node]) -> None:
-        # A walk that numbers the nodes gives everything below a node as one range of numbers.
+        # Nodes are numbered depth first, so the nodes below a node have one range of numbers.
         self._first: dict[Node, int] = {}
         self._end: dict[Node, int] = {}
         stack = [(root, False) for root in roots]
@@ -289,12 +289,12 @@ class LatestUnder:
             self._first[node] = len(self._first)
             stack.append((node, True))
             stack.extend((child, False) for child in node.below)
-        # A tree over those numbers in an array: each place holds the latest turn of the two places below it.
+        # A segment tree in an array: each entry holds the latest turn of the two entries below it.
         self._size = len(self._first)
         self._latest = [-1] * (2 * self._size)
 
     def twin(self, node: Node) -> Node | None:
-        """The same conversation under other tools, the latest of those that were there before; None: there is none."""
+        """The node of the same conversation under other tools that was made last before this one, or None."""
         alike = self._alike.get(node.conversation, ())
         index = bisect_left(alike, _made(node), key=_made)
         return alike[index - 1] if index else None
@@ -308,14 +308,14 @@ class LatestUnder:
         return found
 
     def note(self, node: Node, turn: int) -> None:
-        """A turn, later than all before, ends at this node."""
+        """Note that a turn, later than all before, ends at this node."""
         place = self._first[node] + self._size
         while place:
             self._latest[place] = turn
             place //= 2
 
     def under(self, node: Node) -> int | None:
-        """The latest turn noted at or below the node; None: there is none."""
+        """The latest turn noted at or below the node, or None."""
         left, right = self._first[node] + self._size, self._end[node] + self._size
         latest = -1
         while left < right:

@@ -1,4 +1,4 @@
-"""Where each turn hangs in its session's tree: which earlier turn its ids continue, and which its messages follow."""
+"""Places each turn in its session's tree: which earlier turn its ids continue, and which its messages follow."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rolltape.records.rollout import Session
 from rolltape.records.turn import Delivery, Turn, TurnFlag
 from rolltape.tree.places import IdPlace, IdTree, Node, SharedPrefix, with_turn
 
-# Of more turns with equal ids or messages than these, the earlier ones are found by an echoed id alone.
+# If more turns than this have equal ids or messages, the earlier ones are found by an echoed id only.
 _MOST_EQUALS = 64
 Sampler = tuple[str | None, str | None]
 
@@ -24,21 +24,21 @@ class PlacedTurn:
     known_depth: int  # how many of its prompt's messages the tree held before
     reply_node: Node | None = None  # None: it has no reply message
     id_place: IdPlace | None = None  # of its prompt; None: its ids are not the engine's, or it has no prompt
-    asked_place: IdPlace | None = None  # the nearest at or above that where an earlier turn of the task was asked
+    asked_place: IdPlace | None = None  # the nearest place, at or above that, where an earlier task prompt ends
     reply_place: IdPlace | None = None  # of its prompt and reply, if it is of the task
-    # By ids: the turn whose prompt and reply its prompt begins with, and the turns that so continue it.
+    # By ids: the turn whose prompt and reply its prompt begins with, and the turns that continue it in this way.
     continues: "PlacedTurn | None" = None
     continuations: "Sequence[PlacedTurn]" = ()
     first_continuation: "PlacedTurn | None" = None  # of the task
-    # By ids: the turn of whose reply its prompt holds a beginning and not all, and how many ids they share.
+    # By ids: the turn whose reply its prompt holds in part, from the reply's start, and how many ids they share.
     head_of: "PlacedTurn | None" = None
     head_tokens: int = 0
-    # By messages: the turn whose reply is the last sampled one in its prompt, and the turns that so hold its own.
+    # By messages: the turn whose reply is the last sampled one in its prompt, and the turns that hold its reply so.
     message_parent: "PlacedTurn | None" = None
-    echoes: "Sequence[PlacedTurn]" = ()  # those that do not continue it as well
-    first_echo: "PlacedTurn | None" = None  # of the task, whether it continues it as well or not
-    rewritten: bool = False  # another message stands in the place of its reply, which nothing had gone on from
-    # Of both the one that shares more ids with its prompt; None: it starts from nothing sampled.
+    echoes: "Sequence[PlacedTurn]" = ()  # without those that also continue it by ids
+    first_echo: "PlacedTurn | None" = None  # of the task, also if it continues this turn by ids
+    rewritten: bool = False  # another message replaced its reply before any turn continued from the reply
+    # `continues` or `message_parent`: the one that shares more ids with its prompt. None: it has neither.
     parent: "PlacedTurn | None" = None
     shared_tokens: int = 0  # leading ids that its prompt shares with its parent's prompt and reply
 
@@ -53,7 +53,7 @@ class PlacedTurn:
 
     @property
     def sampler(self) -> Sampler:
-        """The model and the fingerprint of its tokenizer: turns of different ones never share a sample."""
+        """The model and the fingerprint of its tokenizer. Turns with different samplers never share a sample."""
         return (self.turn.facts.model, self.turn.facts.fingerprint)
 
     @property
@@ -73,10 +73,10 @@ class PlacedTurn:
         return bool(self.continuations or self.echoes)
 
     def had_ended(self, asked: Turn, *, shown: bool = False) -> bool:
-        """Whether its reply had ended when a later turn was asked: by their times, or if unknown by recorded order.
+        """Whether its reply had ended when a later turn was requested: by times, or by recorded order if unknown.
 
-        `shown` says that the later prompt holds the reply. Then a start in whole seconds may be anywhere in its second:
-        programs that keep whole seconds cut the rest off.
+        `shown` means that the later prompt holds the reply. Then a start in whole seconds may lie anywhere within that
+        second, because some programs cut off the fraction.
         """
         started_at, ended_at = asked.facts.started_at, self.turn.facts.ended_at
         if started_at is None or ended_at is None:
@@ -88,14 +88,14 @@ class PlacedTurn:
 
 
 class Tree:
-    """A session's turns by their ids and messages. Grows by one turn at a time, at the cost of what is new in it."""
+    """A session's turns by their ids and messages. It grows turn by turn; each turn costs only what is new in it."""
 
     def __init__(self, *, tool_ids_matter: bool = False, tokenizers: Sequence[str] = ()) -> None:
         self.turns: list[PlacedTurn] = []
         self.tokenizers = tokenizers  # where the text of its ids may be found, best first
         self.tool_ids_matter = tool_ids_matter
         self.roots: dict[bytes, Node] = {}  # by digest of tools and template options
-        self.ids: dict[Sampler, IdTree] = {}  # ids of another model or tokenizer are nobody's beginning
+        self.ids: dict[Sampler, IdTree] = {}  # ids of different models or tokenizers are never compared
         self._stamp = 0  # of the message nodes
         self._earliest_end = math.inf  # of all turns so far
         self._by_wire_id: dict[str, PlacedTurn | None] = {}  # of the first turns; None: several have that id
@@ -104,7 +104,7 @@ class Tree:
         self._ends: dict[tuple[int, bytes], Node] = {}
 
     def add(self, turn: Turn) -> PlacedTurn:
-        """Find the places of a turn's prompt among messages and ids, what it goes on from there, and add its reply."""
+        """Find the places of a turn's prompt among messages and ids, find the turns it continues, and add its reply."""
         placed = PlacedTurn(turn, *self._prompt_node(turn))
         ids = None
         if len(turn.prompt_tokens) and TurnFlag.NOT_TOKEN_FAITHFUL not in turn.facts.flags:
@@ -137,7 +137,7 @@ class Tree:
         return placed
 
     def take_apart(self) -> None:
-        """Let go of everything: nodes and turns hold each other, and would wait for the garbage collector."""
+        """Release everything. Nodes and turns refer to each other, so they would wait for the garbage collector."""
         for placed in self.turns:
             placed.parent = placed.continues = placed.head_of = placed.message_parent = placed.id_place = None
             placed.continuations = placed.echoes = ()
@@ -160,7 +160,7 @@ class Tree:
         return tree_html(self)
 
     def _prompt_node(self, turn: Turn) -> tuple[Node, int]:
-        """The node of a turn's whole prompt, made as far as it is new, and how many of its messages were known."""
+        """Return the node of a turn's whole prompt, made if it is new, and how many of its messages were known."""
         node, new_messages = self._known_start(turn)
         known = node.depth
         for message in new_messages:
@@ -173,7 +173,7 @@ class Tree:
         return node, known
 
     def _known_start(self, turn: Turn) -> tuple[Node, Sequence[Message]]:
-        """The deepest node that equal stored messages prove, and the messages that follow it."""
+        """The deepest node that the shared storage of messages proves, and the messages that follow it."""
         chain = turn.prompt
         end = self._ends.get((id(chain.parent), turn.root.digest)) if chain.parent is not None else None
         if end is not None:
@@ -187,7 +187,7 @@ class Tree:
         return found
 
     def _continued(self, placed: PlacedTurn, ids: IdTree) -> PlacedTurn | None:
-        """The turn of the same sampler with the longest ids that the prompt begins with, of those that had ended."""
+        """The ended turn of the same sampler with the longest prompt and reply that this prompt begins with."""
         place = ids.sampled(placed.id_place) if self._any_ended(placed) else None
         while place is not None:
             if equals := self._ended(place.replies, placed):
@@ -196,10 +196,10 @@ class Tree:
         return None
 
     def _head_of(self, placed: PlacedTurn, prompt_end: IdPlace) -> tuple[PlacedTurn | None, int]:
-        """The turn of whose reply the prompt holds the longest beginning, but not all, and how many ids they share.
+        """The turn whose reply the prompt holds in part, from the reply's start, and how many ids they share.
 
-        It is one of those asked at the longest earlier prompt that this prompt begins with and extends. A prompt that
-        continues another reply to it holds that reply, and no beginning of others.
+        Only turns of the longest earlier prompt that this prompt extends are considered. If this prompt continues a
+        reply to that earlier prompt, it holds that reply and no part of another.
         """
         held = len(placed.continues.turn.tokens) if placed.continues else 0
         place = prompt_end.parent
@@ -225,18 +225,18 @@ class Tree:
         return None
 
     def _any_ended(self, placed: PlacedTurn) -> bool:
-        """Whether any turn at all had ended when one was asked. By a clock that is wrong, none may have."""
+        """Whether any turn had ended when this one was requested. If a clock is wrong, possibly none had."""
         started_at = placed.turn.facts.started_at
         return started_at is None or _latest_start(started_at) >= self._earliest_end
 
     def _ended(self, equals: Sequence[PlacedTurn], placed: PlacedTurn) -> list[PlacedTurn]:
-        """Those of several turns that had ended when one was asked whose prompt holds their reply, or a part of it.
+        """The turns of `equals` that had ended when `placed` was requested. Its prompt holds at least part of each.
 
-        The latest come first. Not all of too many are given, but those that its ids name are.
+        The latest come first. Only the latest `_MOST_EQUALS` are returned, and those that an echoed id names.
         """
         ended = list(islice((one for one in reversed(equals) if one.had_ended(placed.turn, shown=True)), _MOST_EQUALS))
         if len(ended) == _MOST_EQUALS:
-            # Whatever its ids name is worth a look, however early it was.
+            # A turn that an echoed id names is considered, however early it was.
             depth = equals[-1].prompt_node.depth
             message = message_at(placed.turn.prompt, depth) if depth < len(placed.turn.prompt) else None
             for wire_id in message.wire_ids if message else ():
@@ -248,7 +248,7 @@ class Tree:
         return ended
 
     def _with_wire_id(self, wire_id: str) -> PlacedTurn | None:
-        """The only turn whose reply carries an id."""
+        """The only turn whose reply carries this id, or None if there is none or more than one."""
         for placed in islice(self.turns, self._wire_ids_read, None):
             for own in placed.turn.reply.wire_ids if placed.turn.reply else ():
                 self._by_wire_id[own] = None if own in self._by_wire_id else placed
@@ -275,7 +275,7 @@ def _latest_start(started_at: float) -> float:
 
 
 def _evidence(one: PlacedTurn, placed: PlacedTurn) -> tuple[bool, bool, bool, int]:
-    """What tells one of several turns with equal ids: an echoed id, messages, delivery, and else it is the latest."""
+    """The key that chooses among turns with equal ids: an echoed id, then messages, delivery, and the latest turn."""
     is_echoed = placed.prompt_node.ancestor(one.tip.depth) is one.tip
     is_delivered = one.turn.facts.delivery is Delivery.DELIVERED
     return (_is_named(one, placed.turn), is_echoed, is_delivered, one.sequence)
@@ -293,7 +293,7 @@ def _echoed_twin(twins: Sequence[PlacedTurn], placed: PlacedTurn) -> PlacedTurn:
 
 
 def _is_named(one: PlacedTurn, by: Turn) -> bool:
-    """Whether a prompt has in the place of a turn's reply a message that carries an id which the reply was given."""
+    """Whether the prompt's message in the place of a turn's reply carries an id of that reply."""
     place, reply = one.prompt_node.depth, one.turn.reply
     if reply is None or not reply.wire_ids or place >= len(by.prompt):
         return False
@@ -301,7 +301,7 @@ def _is_named(one: PlacedTurn, by: Turn) -> bool:
 
 
 def _join_parents(placed: PlacedTurn) -> None:
-    """Tie a turn to the turns that it goes on from."""
+    """Link a turn to the turns that it continues."""
     by_ids, by_messages = placed.continues, placed.message_parent
     shared_by_ids = len(by_ids.turn.tokens) if by_ids else 0
     placed.parent, placed.shared_tokens = by_ids, shared_by_ids
@@ -321,9 +321,9 @@ def _join_parents(placed: PlacedTurn) -> None:
 def _note_passed(
     place: SharedPrefix, placed: PlacedTurn, held: PlacedTurn | None, asked_at: SharedPrefix | None
 ) -> None:
-    """Tell the nearest place above where a turn was asked that another one goes on from there, perhaps without it.
+    """Note at the nearest asked place above that `placed` passed it, unless it holds the reply of the only turn there.
 
-    What lies further up was passed by the turns that were asked in between.
+    Places further up were passed by the turns that were asked in between.
     """
     at = None if place is asked_at else place.parent
     while at is not None and at is not asked_at and not at.asked:
@@ -339,7 +339,7 @@ def _nearest_asked(place: IdPlace | None) -> IdPlace | None:
 
 
 def _note_rewrite(place: Node, below: Node, message: Message) -> None:
-    """Tie a new assistant message to the reply it stands in for: the only one in its place, and not yet continued."""
+    """Link a new assistant message to the reply it replaces, if that is the only one there and not yet continued."""
     if message.role is not Role.ASSISTANT or len(place.asked) != 1:
         return
     turn = place.asked[0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def with_turn(turns: "Sequence[PlacedTurn]", placed: "PlacedTurn") -> "Sequence[PlacedTurn]":
-    """Turns and one more. Most of these lists stay empty: one is made with its first turn, and grows from then on."""
+    """Add a turn and return the list. Most of these lists stay empty, so a list is made only for the first turn."""
     if not isinstance(turns, list):
         return [placed]
     turns.append(placed)
@@ -25,17 +25,17 @@ def with_turn(turns: "Sequence[PlacedTurn]", placed: "PlacedTurn") -> "Sequence[
 
 
 class SharedPrefix:
-    """A beginning that prompts share, of messages or of ids: which turns were asked here, and what came of it."""
+    """A prefix that prompts share, of messages or of ids, with the turns whose prompts or replies end here."""
 
     __slots__ = ("_child", "_children", "_sampled", "_stamp", "asked", "parent", "passed", "replies")
 
     def __init__(self, parent: Self | None) -> None:
         self.parent = parent
-        # Nearly every place has one place below it, which needs no dict, and no key until there is another.
+        # Nearly every place has one place below it. It needs no dict, and no key until there is a second one.
         self._child: Self | None = None
-        self._children: dict[object, Self] | None = None  # by key; None: there is at most the one
+        self._children: dict[object, Self] | None = None  # by key; None: there is at most one child
         self.asked: Sequence[PlacedTurn] = ()  # the task's turns whose prompt ends here
-        self.passed: Sequence[PlacedTurn] = ()  # the task's turns that went on from here, and held no reply since
+        self.passed: Sequence[PlacedTurn] = ()  # the task's turns that continue here, perhaps without a reply
         self.replies: Sequence[PlacedTurn] = ()  # the turns whose reply ends here
         # The nearest place with replies at or above it, as it was found when the tree had this stamp.
         self._sampled: Self | None = None
@@ -45,7 +45,7 @@ class SharedPrefix:
 
     @property
     def key(self) -> object:
-        """What tells it from the other places below its parent."""
+        """Distinguishes it from the other places below its parent."""
         raise NotImplementedError
 
     @property
@@ -54,7 +54,7 @@ class SharedPrefix:
         return self._children.values() if self._children else (self._child,) if self._child else ()
 
     def adopt(self, place: Self) -> None:
-        """Take a place as one below, instead of one of the same key."""
+        """Add a place below this one. It replaces a place with the same key."""
         if self._children is not None:
             self._children[place.key] = place
         elif self._child is None or self._child.key == place.key:
@@ -68,7 +68,7 @@ class SharedPrefix:
         self.parent = self._sampled = self._child = self._children = None
 
     def sampled(self, stamp: int) -> Self | None:
-        """The nearest place with replies, at or above. The stamp is another one whenever that may have changed."""
+        """The nearest place with replies, at or above. The stamp changes whenever the result may have changed."""
         passed: list[Self] = []
         at: Self | None = self
         while at is not None and at._stamp != stamp and not at.replies:
@@ -80,7 +80,7 @@ class SharedPrefix:
         return found
 
     def add_reply(self, placed: "PlacedTurn") -> bool:
-        """A turn's reply ends here. Gives whether what lies below has a nearer place with replies from now on."""
+        """Add a turn whose reply ends here. Return whether this becomes the nearest such place for places below it."""
         is_news = not self.replies and bool(self.below)
         self.replies = with_turn(self.replies, placed)
         return is_news
@@ -122,7 +122,7 @@ class Node(SharedPrefix):
         self._jump: Node | None = None  # not itself: a cycle would outlive its session
         if parent is None:
             self.root, self.ids_matter, self.depth = root, ids_matter, 0
-            self._conversation: bytes | None = b""  # None: nobody asked for it yet
+            self._conversation: bytes | None = b""  # None: not computed yet
             return
         self.root, self.ids_matter, self.depth = parent.root, parent.ids_matter, parent.depth + 1
         self._conversation, self.rewritten, up = None, parent.rewritten, parent.jump
@@ -139,7 +139,7 @@ class Node(SharedPrefix):
         return b"" if self.message is None else self._key_of(self.message)
 
     def child(self, message: Message) -> "Node | None":
-        """The node below for an equal message; None: there is none yet."""
+        """The node below for an equal message, or None if there is none yet."""
         if self._children is not None:
             return self._children.get(self._key_of(message))
         only = self._child
@@ -176,7 +176,7 @@ class Node(SharedPrefix):
         return node
 
     def is_answered_below(self, above: "Node") -> bool:
-        """Whether a reply stands at this node, or on the way up to one above it, that one included."""
+        """Whether a reply ends at this node or on the way up to `above`, which is included."""
         node: Node | None = self
         while node is not None and node.depth >= above.depth:
             if node.replies:
@@ -197,7 +197,7 @@ class Node(SharedPrefix):
 
 
 class IdPlace(SharedPrefix):
-    """A beginning of ids: what its parent holds, then `ids`."""
+    """A prefix of ids: the ids of its parent, then `ids`."""
 
     __slots__ = ("ids", "length")
 
@@ -220,7 +220,7 @@ class IdPlace(SharedPrefix):
 
 
 class IdTree:
-    """Finds the place of a sequence at the cost of what it does not share with the one that it is stored against."""
+    """Finds the place of a sequence. Only the ids that it does not share with its chain's parent cost time."""
 
     def __init__(self) -> None:
         self.root = IdPlace(None, NO_IDS)
@@ -240,7 +240,7 @@ class IdTree:
         return place
 
     def add_reply(self, placed: "PlacedTurn") -> IdPlace:
-        """Add a turn's reply where its ids end, and give that place."""
+        """Add a turn's reply where its ids end, and return that place."""
         place = self.place(placed.turn.tokens)
         self._stamp += place.add_reply(placed)
         return place
@@ -273,7 +273,7 @@ class IdTree:
 
 
 def _cut_at(place: IdPlace, length: int) -> IdPlace:
-    """The place above that is so long. It lies within what one link of a chain added, so the way is short."""
+    """The place of this length, at or above. It lies within the ids of one chain link, so the walk is short."""
     while place.parent is not None and place.parent.length >= length:
         place = place.parent
     if place.length == length or place.parent is None:
