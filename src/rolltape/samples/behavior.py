@@ -15,12 +15,12 @@ from rolltape.records.rollout import Rollout, Session
 from rolltape.records.sample import BehaviorCounts
 from rolltape.records.turn import Finish
 
-# Raw messages are looked at before any is decoded: of most there is nothing to count.
+# Raw messages are searched before they are decoded: most have nothing to count.
 _MAY_BE_ERROR = re.compile(rb'"is_error"|"(?:content|text)"\s*:\s*"\s*error\b', re.IGNORECASE)
 _IS_ERROR = re.compile(r"\s*error\s*:", re.IGNORECASE)
 _MAY_NAME_TEST = re.compile(rb"test|_spec|\.spec\.", re.IGNORECASE)
 
-# What is longer is looked at no further: a policy may write anything, and patterns must stay quick.
+# Texts are searched up to this length: a policy may write anything, and patterns must stay quick.
 _LONGEST_TEXT, _LONGEST_PATH = 20_000, 1_000
 
 # A path whose folder or file is named as those of tests are.
@@ -74,7 +74,7 @@ def count_behavior(rollout: Rollout) -> BehaviorCounts:
 
 
 def _tool_results(session: Session) -> Iterator[bool]:
-    """Whether each tool result of a session is an error. One that prompts repeat comes once."""
+    """Whether each tool result of a session is an error. A result that prompts repeat counts once."""
     seen: set[object] = set()
     for turn in session.turns:
         if turn.facts.auxiliary is not None:
@@ -82,7 +82,7 @@ def _tool_results(session: Session) -> Iterator[bool]:
         for place, message in enumerate(turn.prompt.own, turn.prompt.keep):
             if message.role not in (Role.TOOL, Role.USER):
                 continue
-            # Two calls may have equal results; without the id of their call these are told apart by their places.
+            # Two calls may have equal results. Without the id of the call, their places distinguish them.
             named = b'"tool_call_id"' in message.raw or b'"tool_use_id"' in message.raw
             key = message.digest if named else (place, message.digest)
             if key not in seen:
@@ -127,7 +127,7 @@ def _parsed(arguments: object) -> object:
 
 
 def _edits_test(name: str, arguments: object) -> bool:
-    """Whether a tool call changes a test's file, as its arguments say."""
+    """Whether a tool call changes a test's file, judged by its arguments."""
     given = arguments if isinstance(arguments, dict) else {"input": arguments}
     if given.get("command") == "view":  # an editor's tool that was asked to show a file
         return False

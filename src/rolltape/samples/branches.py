@@ -10,7 +10,7 @@ from rolltape.tree import PlacedTurn, Tree
 
 
 class Step(NamedTuple):
-    """From one turn to the next by messages: how many tokens stay, and what that means."""
+    """The step from one turn to the next by messages: how many tokens stay, and what follows from that."""
 
     kept: int
     same_sample: bool
@@ -19,13 +19,13 @@ class Step(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A turn on its branches: the turn that it follows, and the one whose sample it goes on in."""
+    """A turn on its branches: the turn that it follows, and the turn whose sample it continues."""
 
     turn: Turn
     before: "Link | None"  # None: it starts from nothing sampled
     kept: int  # leading ids that it shares with the turn before
     continues: "Link | None"  # None: its sample starts with its own prompt
-    step: Step | None = None  # how it goes on in that sample over a drift; None: its ids extend those before
+    step: Step | None = None  # how it continues that sample although ids drift; None: nothing drifts
     ran_out: bool = False  # whether the next turn of its sample had no room for a reply
     extends: "Link | None" = field(init=False)  # the nearest turn of its sample that its ids extend
 
@@ -34,16 +34,16 @@ class Link:
 
 
 class Branching:
-    """A session's turns linked under a policy. `rewritten` are those that the policy demotes for a changed echo."""
+    """A session's turns linked under a policy. `rewritten` turns are demoted: their message came back changed."""
 
     def __init__(self, links: dict[int, Link], ranks: dict[int, int], rewritten: Set[int]) -> None:
         self.links = links  # by sequence number
         self.rewritten = rewritten
-        self._ranks = ranks  # the places of turns among those that follow the same one, where it is not their number
+        self._ranks = ranks  # order among turns that follow the same one
 
     def leaves(self, may_train: Set[int]) -> Iterator[Link]:
-        """The last turn that may train on each branch, depth first; what leads to none is no branch."""
-        followers: dict[int, list[Link]] = {}  # only those that lead to a turn which may train; -1: of none
+        """The last turn that may train on each branch, depth first. A path without such a turn is no branch."""
+        followers: dict[int, list[Link]] = {}  # only those that lead to a turn which may train; -1: they follow none
         for sequence, link in reversed(self.links.items()):
             if sequence in may_train or sequence in followers:
                 before = -1 if link.before is None else link.before.turn.sequence
@@ -60,7 +60,7 @@ class Branching:
                 yield link
 
     def ends(self, may_train: Set[int]) -> dict[int, Link | None]:
-        """For each turn the nearest one on the way up its branch that may train, where a draft ends."""
+        """For each turn, the nearest turn at or above it on its branch that may train. A draft ends there."""
         found: dict[int, Link | None] = {}
         for sequence, link in self.links.items():
             above = found[link.before.turn.sequence] if link.before else None
@@ -69,9 +69,9 @@ class Branching:
 
 
 def branching(tree: Tree, left_out: Set[int], heads: Mapping[int, int], policy: CutPolicy) -> Branching:
-    """Link each turn to the one before it, absorbing rewritten replies as the policy says.
+    """Link each turn to the one before it, absorbing rewritten replies if the policy does so.
 
-    Of the turns `heads` so many ids arrived; what goes on from there leaves out the rest.
+    `heads` has, for replies that arrived in part, how many ids arrived. Turns that continue them leave out the rest.
     """
     demoted = _demoted(tree, heads, policy)
     links: dict[int, Link] = {}
@@ -119,7 +119,7 @@ def path_to(link: Link) -> Sequence[Link]:
 
 
 def _after_head(placed: PlacedTurn, links: dict[int, Link], heads: Mapping[int, int]) -> Link | None:
-    """A turn goes on in the sample of one of whose reply its prompt holds all that arrived; None: there is none."""
+    """Link a turn to the sample of a reply that arrived in part and whose part its prompt holds, or return None."""
     cut, kept = placed.head_of, placed.head_tokens
     if cut is None or cut.sequence not in links or cut.continues is not placed.continues:
         return None
@@ -130,7 +130,7 @@ def _after_head(placed: PlacedTurn, links: dict[int, Link], heads: Mapping[int, 
 
 
 def _linked(placed: PlacedTurn, links: dict[int, Link], above: PlacedTurn | None, policy: CutPolicy) -> Link:
-    """A turn goes on in the sample that its ids continue, or over a drift in the one that its messages go on from."""
+    """Link a turn to the sample that its ids continue or, over a drift, to the one that its messages continue."""
     turn = placed.turn
     continued = placed.continues
     while continued is not None and continued.sequence not in links:
@@ -150,12 +150,12 @@ def _linked(placed: PlacedTurn, links: dict[int, Link], above: PlacedTurn | None
 
 
 def step_between(held: Turn, following: Turn, policy: CutPolicy) -> Step:
-    """Compare a prompt with the turn before it and decide by the policy whether the sample goes on."""
+    """Compare a prompt with the turn before it and decide by the policy whether the sample continues."""
     kept = held.tokens.common_prefix(following.prompt_tokens)
     given_up = len(held.tokens) - kept
     if not given_up:
         return Step(kept, True, False)
-    if kept < len(held.prompt_tokens):  # it rewrites history, the glue of the generation prompt included
+    if kept < len(held.prompt_tokens):  # it rewrites history; ids of the generation prompt count as history
         return Step(kept, False, False)
     if policy.on_rewrite is OnRewrite.REPLACE_REPLY:
         goes_on = len(following.sampled_ids) < policy.max_reply_tokens
@@ -196,7 +196,7 @@ def _demoted(tree: Tree, heads: Mapping[int, int], policy: CutPolicy) -> Set[int
 
 
 def _rank(placed: PlacedTurn, demoted: Set[int], ranks: dict[int, int]) -> int:
-    """What goes on from a demoted turn takes that turn's place among its siblings, as in slime's tree of messages."""
+    """The place of a turn among its siblings. A turn that continues a demoted one takes its place, as in slime."""
     node = placed.prompt_node.rewritten
     changed = node.rewrites if node is not None else None
     if changed is None or node is None or changed.sequence not in demoted:

@@ -20,7 +20,7 @@ from rolltape.samples.claims import NOBODY, Claims, FateRun, SampleDraft, equal_
 def trained_ranges(
     turns: Sequence[Turn], runs: Mapping[int, Sequence[FateRun]], drafts: Sequence[SampleDraft]
 ) -> list[list[tuple[int, int]]]:
-    """For each draft the ranges of its tokens that train; `runs` says for each turn's tokens which draft that is."""
+    """For each draft, the ranges of its tokens that train. `runs` names the draft that trains each token of a turn."""
     found: dict[int, list[tuple[int, int]]] = {draft.number: [] for draft in drafts}
     for turn in turns:
         begin = len(turn.prompt_tokens)
@@ -39,9 +39,9 @@ def trained_ranges(
 def outlined(
     draft: SampleDraft, index: int, trained: Sequence[tuple[int, int]], reward: float | None, loss_weight: float
 ) -> SampleOutline:
-    """What is known of a sample before its arrays are made."""
+    """The outline of a draft: what is known of its sample before the arrays are made."""
     path = path_to(draft.end)
-    # Of a sample that is cut short, later turns add nothing: its id names the last one that does.
+    # In a sample that is cut short, later turns add nothing. Its id names the last turn that adds something.
     last = next(link.turn for link in reversed(path) if link.kept < draft.length)
     replies = (
         len(link.turn.prompt_tokens)
@@ -146,7 +146,7 @@ def _spans(path: Sequence[Link], draft: SampleDraft, claims: Claims) -> list[Spa
 
 
 def _cut_back(spans: list[Span], at: int) -> int:
-    """Remove what stands at or after a place; gives the first message that was removed, or comes next."""
+    """Remove the spans from `at` on. Return the first message that was removed, or the one that comes next."""
     first_message = spans[-1].messages[1] if spans else 0
     while spans and spans[-1].stop > at:
         last = spans.pop()
@@ -158,7 +158,7 @@ def _cut_back(spans: list[Span], at: int) -> int:
 
 def _prompt_spans(turn: Turn, start: int, first_message: int) -> Iterator[Span]:
     stop, starts = len(turn.prompt_tokens), turn.facts.message_starts
-    # Where a span begins, and its first message; a turn that continues by ids alone may have fewer than the one before.
+    # Where a span begins, and its first message; a turn that continues by ids alone may have fewer messages.
     cuts: list[tuple[int, int]] = [(start, min(first_message, len(turn.prompt)))]
     if starts is not None:
         first_own = len(turn.prompt) - len(starts)
@@ -201,7 +201,7 @@ class _VersionColumn:
 
 
 def _joined_sides(turns: Sequence[Turn], reach: Sequence[int], length: int) -> dict[str, SampleSide]:
-    """Each side array over the sample's tokens. The turn that first held a token speaks for it.
+    """Each side array over the sample's tokens. A token's values come from the turn that first held it.
 
     `reach` says for each turn of the branch how many of its leading ids still stand in the sample.
     """
@@ -213,7 +213,7 @@ def _joined_sides(turns: Sequence[Turn], reach: Sequence[int], length: int) -> d
 
 
 def _joined(name: str, parts: Sequence[tuple[Turn, SideArray, int]], length: int) -> SampleSide:
-    # A part that covers no token, as that of an empty reply, is of no kind.
+    # The kind of a part that covers no token, such as that of an empty reply, does not count.
     parts = [part for part in parts if part[1].start < min(part[1].stop, part[2])] or parts[:1]
     first_turn, first, _ = parts[0]
     dtype = np.result_type(*(side.values.dtype for _, side, _ in parts))
@@ -223,7 +223,7 @@ def _joined(name: str, parts: Sequence[tuple[Turn, SideArray, int]], length: int
                 f"side array {name!r} is {_kind(first)} in turn {first_turn.id} but {_kind(side)} in turn {turn.id}; "
                 "give it one kind throughout a session"
             )
-    # For each token, the part that speaks for it; later turns first, so that earlier ones overrule them.
+    # For each token, the part with its values. Later turns come first, so that earlier ones overwrite them.
     speaker = np.full(length, -1, dtype=np.int32)
     for number, (_, side, reach) in reversed(list(enumerate(parts))):
         speaker[side.start : min(side.stop, reach)] = number

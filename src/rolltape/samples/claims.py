@@ -32,20 +32,20 @@ class FateRun(NamedTuple):
 
 
 class Staleness:
-    """How old a weight version is, by the run's versions in their order and the one that trains now."""
+    """How old a weight version is, by the order of the run's versions and the version that trains now."""
 
     def __init__(self, versions: Sequence[str] = (), current: str | None = None) -> None:
         self._order = {version: index for index, version in enumerate(versions)}
         self._now = len(versions) - 1 if current is None else self._order.get(current)
 
     def of(self, version: str | None) -> int | None:
-        """How many versions lie between it and the current one; None: it, or the current one, is unknown."""
+        """How many versions lie between it and the current one, or None if either is unknown."""
         index = None if version is None else self._order.get(version)
         return None if index is None or self._now is None else self._now - index
 
 
 class Cut(NamedTuple):
-    """A session cut into drafts, and who trains which of its tokens."""
+    """A session cut into drafts, and which draft trains each of its tokens."""
 
     claims: "Claims"
     drafts: "list[SampleDraft]"
@@ -61,7 +61,7 @@ def cut(
 ) -> Cut:
     """Decide which tokens may train, link the turns, choose the branches, and let each claim its tokens.
 
-    `faults` are turns that no engine can have sampled though they do not say so.
+    `faults` are turns that no engine can have sampled but that have no flag for it.
     """
     unlinked = {placed.sequence: fate for placed in tree.turns if (fate := unlinked_fate(placed.turn)) is not None}
     branches = branching(tree, unlinked.keys(), arrivals.heads, policy)
@@ -106,7 +106,7 @@ class Claims:
         self._policy = policy
         self._drafts: dict[int, SampleDraft] = {}  # by the sequence number of their last turn
         self._ends: Mapping[int, Link | None] = {}  # the nearest turn that may train, at or above each
-        self._reached: dict[int, int] = {}  # up to which of a turn's ids, and of those above, nothing is left to claim
+        self._reached: dict[int, int] = {}  # by turn: how many leading ids have nothing left to claim
         self._first_branch: dict[int, int] = {}  # slime: the branch that reached a turn first
         self._out_of_reach: dict[int, Fate] = {}  # why the first draft that holds a turn cannot train all of it
         self._visited: set[int] = set()
@@ -122,7 +122,7 @@ class Claims:
         return [draft for _, draft in sorted(self._drafts.items()) if draft.trained_tokens]
 
     def _claim_by_leaf(self, leaves: Iterable[Link]) -> None:
-        """Leaves first, then the ends inside of branches, later ones first: a draft comes after all that contain it."""
+        """Let leaves claim, then the ends inside branches, latest first: a draft follows all drafts that contain it."""
         inner: dict[int, Link] = {}
         for leaf in leaves:
             inner.update(self._claim(leaf))
@@ -131,7 +131,7 @@ class Claims:
                 inner.update(self._claim(inner[sequence]))
 
     def _claim_by_branch(self, leaves: Iterable[Link]) -> None:
-        """One branch after the other, each with all the drafts that it is cut into from its start on, as slime does."""
+        """Let one branch claim after the other, each with all its drafts from its start on, as slime does."""
         seen: set[int] = set()
         for branch, leaf in enumerate(leaves):
             ends = [leaf]
@@ -145,7 +145,7 @@ class Claims:
                 self._claim(end, branch)
 
     def _claim(self, end: Link, branch: int = 0) -> dict[int, Link]:
-        """Claim what a draft may train, from its end upwards. Gives the ends of other drafts that it passes."""
+        """Claim what a draft may train, from its end upwards. Return the ends of other drafts on the way."""
         inner: dict[int, Link] = {}
         if end.turn.sequence in self._drafts:
             return inner
@@ -166,7 +166,7 @@ class Claims:
         return inner
 
     def _inner_end(self, link: Link) -> Link | None:
-        """The end of the draft that a branch leaves at a turn to begin another one; None: it goes on in the same."""
+        """The end of the draft that a branch leaves at this turn, or None if the turn continues the same draft."""
         before = link.before
         return self._ends[before.turn.sequence] if before is not None and before is not link.continues else None
 
@@ -186,14 +186,14 @@ class Claims:
             self._out_of_reach.setdefault(sequence, Fate.DROPPED_LENGTH if cut and not replaced else beyond)
 
     def _settle_what_is_left(self) -> None:
-        """Give the tokens that no draft claimed their reason. One without a reason has no fate: a gap."""
+        """Give each token that no draft claimed its reason. Without a reason it has no fate: the ledger raises."""
         for sequence, runs in self.runs.items():
             reason = self._out_of_reach.get(sequence) if sequence in self._visited else Fate.DROPPED_BRANCH
             self.runs[sequence] = [run if run.fate else run._replace(fate=reason) for run in runs]
 
 
 def _with_claim(runs: Iterable[FateRun], claimed: FateRun) -> Iterator[FateRun]:
-    """A reply's runs after what nobody had yet of its beginning was claimed."""
+    """A reply's runs after `claimed` has taken the tokens of its range that had no fate yet."""
     for run in runs:
         if run.fate is not None or run.start >= claimed.stop:
             yield run
@@ -204,13 +204,13 @@ def _with_claim(runs: Iterable[FateRun], claimed: FateRun) -> Iterator[FateRun]:
 
 
 def _cut_after(runs: Sequence[FateRun], count: int, fate: Fate | None) -> list[FateRun]:
-    """A reply's runs of which only the first tokens arrived; the others have this fate."""
+    """The runs of a reply of which only the first `count` tokens arrived. The others get this fate."""
     kept = [run._replace(stop=min(run.stop, count)) for run in runs if run.start < count]
     return [*kept, FateRun(count, runs[-1].stop, fate)] if count < runs[-1].stop else kept
 
 
 def rollout_fate(outcome: Outcome, *, as_if_finished: bool) -> Fate | None:
-    """The fate that all tokens of a rollout share; None: each has its own."""
+    """The fate shared by all tokens of a rollout, or None if each has its own."""
     if outcome.status in (Status.FAILED, Status.LOST):
         return Fate.DROPPED_ROLLOUT_FAILED
     if outcome.status is Status.RUNNING and not as_if_finished:
@@ -219,7 +219,7 @@ def rollout_fate(outcome: Outcome, *, as_if_finished: bool) -> Fate | None:
 
 
 def unlinked_fate(turn: Turn) -> Fate | None:
-    """The fate of a turn that is no part of any branch; None: it is."""
+    """The fate of a turn that cannot be part of a branch, or None if it can."""
     if turn.facts.auxiliary is not None:
         return Fate.DROPPED_AUXILIARY
     if TurnFlag.NOT_TOKEN_FAITHFUL in turn.facts.flags:
@@ -228,7 +228,7 @@ def unlinked_fate(turn: Turn) -> Fate | None:
 
 
 def turn_fate(turn: Turn, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
-    """The fate that all tokens of a turn share; None: they may train. What a later prompt shows did arrive."""
+    """The fate shared by all tokens of a turn, or None if they may train. What later prompts show has arrived."""
     facts = turn.facts
     if facts.is_engine_fault:
         return Fate.MASKED_ENGINE_ERROR
@@ -240,7 +240,7 @@ def turn_fate(turn: Turn, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
 
 
 def _doubt(turn: Turn) -> Fate | None:
-    """The fate of what nothing later shows of a turn; None: it arrived all the same."""
+    """The fate of the part of a reply that no later turn shows, or None if the reply was delivered in full."""
     if turn.facts.finish is Finish.ABORT:
         return Fate.MASKED_ABORTED
     return Fate.MASKED_UNDELIVERED if turn.facts.delivery is not Delivery.DELIVERED else None

@@ -35,7 +35,7 @@ class Comparison(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def shared_samples(self) -> tuple[str, ...]:
-        """The ids of the samples that both make: the same tokens, of which the same train."""
+        """The ids of the samples that both make: they have the same tokens, and the same tokens train."""
         right = {outline.id for outline in self.right.outlines}
         return tuple(outline.id for outline in self.left.outlines if outline.id in right)
 

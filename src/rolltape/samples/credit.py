@@ -36,7 +36,7 @@ def group_advantages(rewards: Sequence[float | None], kind: Advantage | str) -> 
     mean = math.fsum(scaled) / len(scaled)
     spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scaled) / len(scaled))
     if spread < _SPREAD_OF_EQUALS:
-        # What rounding leaves of a difference between equal rewards is no signal.
+        # A difference that only rounding causes is no signal.
         return [None if reward is None or not math.isfinite(reward) else 0.0 for reward in rewards]
     factor = 1 / spread if chosen is Advantage.NORMALIZED else unit
     return [
@@ -45,15 +45,15 @@ def group_advantages(rewards: Sequence[float | None], kind: Advantage | str) -> 
 
 
 def unit_of(largest: float) -> float:
-    """The power of two to divide numbers up to this by, so that neither their sum nor a square overflows.
+    """The power of two that scales numbers up to `largest`, so that neither their sum nor a square overflows.
 
-    The division changes no digit.
+    Dividing by it is exact.
     """
     return math.ldexp(0.5, math.frexp(largest)[1])
 
 
 def advantages_of(attempts: Iterable[RewardedRollout], kind: Advantage | str) -> dict[tuple[str, int], float | None]:
-    """Each rollout's advantage in its group, by rollout and try; of each rollout the try that counts."""
+    """Each rollout's advantage in its group, by rollout and try. Each rollout has only the try that counts."""
     groups: dict[str, list[RewardedRollout]] = {}
     for attempt in counted_tries(attempts):
         groups.setdefault(attempt.head.group, []).append(attempt)

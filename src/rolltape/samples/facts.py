@@ -24,7 +24,7 @@ def title(rollout: Rollout) -> str:
 
 
 def fact_lines(made: Linearized) -> Iterator[str]:
-    """What is to be known of a rollout before one looks into it."""
+    """The lines that sum up a rollout: rewards, turns, time, refusals, and where its tokens went."""
     rollout, outcome = made.rollout, made.rollout.outcome
     if outcome.reward_terms:
         yield "reward terms: " + ", ".join(f"{name} {number(value)}" for name, value in outcome.reward_terms.items())
@@ -60,7 +60,7 @@ def _times(times: int, what: str) -> str:
 
 
 def seconds_of(rollout: Rollout) -> float | None:
-    """How long a rollout took: by its turns, else from its start to its finish; None: that is not known."""
+    """How long a rollout took: by its turns, else from its start to its finish, or None if unknown."""
     turns = [turn.facts for turn in rollout.turns]
     starts = [facts.started_at for facts in turns if facts.started_at is not None]
     ends = [facts.ended_at for facts in turns if facts.ended_at is not None]

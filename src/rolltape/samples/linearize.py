@@ -22,7 +22,7 @@ class PlacedSession:
         self.session = session
         self.tree = tree_of(session)
         self.arrivals = arrivals_of(self.tree)
-        self.faults = session.unstated_faults().keys()  # of a recorder that did not look for them
+        self.faults = session.unstated_faults().keys()  # if its recorder did not check
 
     @cached_property
     def forks(self) -> tuple[Fork, ...]:
@@ -45,7 +45,7 @@ class LinearizedSession:
 
 
 class Linearized:
-    """A rollout under a cut policy: light until its samples are asked for, one at a time.
+    """A rollout under a cut policy. Its samples are built one at a time, when they are requested.
 
     Example:
 
@@ -77,7 +77,7 @@ class Linearized:
 
     @cached_property
     def outlines(self) -> tuple[SampleOutline, ...]:
-        """Each sample without its arrays, which take as long to make as all branches are together."""
+        """Each sample without its arrays, which are as long as all branches together."""
         drafts = [draft for _, draft in self._drafts]
         rewards = self.credit.shares(self.rollout.reward, len(drafts))
         weights = self.credit.weights([draft.trained_tokens for draft in drafts])
@@ -105,7 +105,7 @@ class Linearized:
         return (self.sample(index, advantage) for index in range(len(self)))
 
     def index_of(self, sample_id: str) -> int | None:
-        """The place of the sample of that id; None: this policy makes no such sample."""
+        """The place of the sample with that id, or None if this policy makes no such sample."""
         return next((outline.index for outline in self.outlines if outline.id == sample_id), None)
 
     @cached_property
@@ -113,7 +113,7 @@ class Linearized:
         return [(session, draft) for session in self.sessions for draft in session.drafts]
 
     def take_apart(self) -> None:
-        """Free the trees, which refer to themselves. Nothing can be asked of it afterwards."""
+        """Free the trees, which contain reference cycles. This object cannot be used afterwards."""
         for tree in self.trees:
             tree.take_apart()
 
@@ -138,7 +138,7 @@ def linearize(
 
         made = rolltape.linearize(rollout, "exact", credit=rolltape.Credit(reward_share="split"))
 
-    A rollout that still runs gives none, unless it is to be looked at `as_if_finished`.
+    A rollout that still runs has no samples, unless `as_if_finished` is true.
     """
     (made,) = linearize_under(
         rollout,
@@ -206,7 +206,7 @@ def samples_of_group(
 def linearize_each(
     rollouts: Iterable[Rollout], policy: CutPolicy, credit: Credit | None = None, versions: Sequence[str] = ()
 ) -> Iterator[Linearized]:
-    """Each rollout under the policy. Use it before you ask for the next: its trees go then."""
+    """Each rollout under the policy. Use it before you take the next one: its trees are freed then."""
     for rollout in rollouts:
         made = linearize(rollout, policy, credit=credit, versions=versions)
         yield made

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Spell = Callable[[int], bytes]  # an id → its bytes, which need not be whole characters
 
-PART = "⋯"  # a token that ends inside a character, which is with the token that completes it
+PART = "⋯"  # shown for a token that ends inside a character; the last token of the character shows it
 _TOKENIZERS_HELD = 8
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACED = "\ufffd"
@@ -27,21 +27,22 @@ _VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 
 
 class Spellings:
-    """What spells the ids of a run's sessions: a tokenizer that is given, else the one that a session names."""
+    """Chooses the tokenizer that spells a session's ids: a given one, else the one that the session names."""
 
     def __init__(self, run: str | None = None, given: Spell | None = None) -> None:
         self.given = given
         self._run = run
 
     def of(self, session: Session) -> Spell | None:
-        """What spells an id of this session; None: there is no tokenizer at hand."""
+        """The function that spells an id of this session, or None if there is no tokenizer."""
         name = session.head.tokenizer
         in_run = () if self._run is None or name is None else (str(Path(self._run) / name),)
         return self.given or spell_at((*in_run, *session.tokenizers))
 
 
 def spell_at(places: Iterable[str]) -> Spell | None:
-    """What spells ids by the first of these files, or folders with a tokenizer.json, that is there and can be read."""
+    """The function that spells ids by the first tokenizer found at these files or folders, or None if there is none
+    or it cannot be read."""
     for place in places:
         file = tokenizer_in(Path(place))
         if file is not None:
@@ -53,7 +54,7 @@ def spell_at(places: Iterable[str]) -> Spell | None:
 
 
 def vocabulary_at(places: Iterable[str]) -> int | None:
-    """One more than the largest id of the first of these tokenizers that is there; None: there is none."""
+    """One more than the largest id of the first tokenizer found at these places, or None if there is none."""
     file = next((file for place in places if (file := tokenizer_in(Path(place))) is not None), None)
     try:
         return None if file is None else _vocabulary(file, file.stat().st_mtime_ns)
@@ -62,13 +63,13 @@ def vocabulary_at(places: Iterable[str]) -> int | None:
 
 
 def tokenizer_in(path: Path) -> Path | None:
-    """The tokenizer.json that is meant by a file or a folder; None: it is not there."""
+    """The tokenizer.json that a path names, as a file or by its folder, or None if it does not exist."""
     file = path / "tokenizer.json" if path.is_dir() else path
     return file if file.is_file() else None
 
 
 def speller(file: Path) -> Spell:
-    """What spells ids by a tokenizer.json; a ValueError says why it is none."""
+    """The function that spells ids by a tokenizer.json. Raises ValueError if the file is no tokenizer."""
     return _speller(file, file.stat().st_mtime_ns)
 
 
@@ -92,7 +93,7 @@ def _speller(file: Path, changed_ns: int) -> Spell:
 
 
 def spell_by(tokenizer: "Tokenizer") -> Spell:
-    """What spells ids by a tokenizer."""
+    """The function that spells ids by a tokenizer."""
 
     @cache
     def spell(token: int) -> bytes:
@@ -101,7 +102,7 @@ def spell_by(tokenizer: "Tokenizer") -> Spell:
             return f"#{token}".encode()
         text: str = tokenizer.decode([token], skip_special_tokens=False)
         if piece.startswith("▁") and "▁" not in text and not text.startswith(" "):
-            text = f" {text}"  # which decoders take away from what stands first
+            text = f" {text}"  # decoders remove the space of the first token
         return _bytes_of(piece, text) if _REPLACED in text else text.encode("utf-8", "replace")
 
     return spell
@@ -126,8 +127,8 @@ def _byte_letters() -> dict[str, int]:
 
 
 def token_texts(ids: Sequence[int], spell: Callable[[int], str | bytes] | None) -> list[str]:
-    """A text for each id, the id itself where nothing spells it. Bytes are joined: a character that several tokens
-    make up stands with the last of them, and the others are `PART`.
+    """A text for each id, or the id itself without `spell`. Bytes are joined: a character of several tokens is shown
+    at the last of them, and the others are `PART`.
     """
     if spell is None:
         return [str(token) for token in ids]
@@ -142,7 +143,7 @@ def token_texts(ids: Sequence[int], spell: Callable[[int], str | bytes] | None) 
 
 
 def spelled(ids: Ids, spell: Spell | None) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """The bytes of ids one after the other, and where each begins; the ids themselves where nothing spells them."""
+    """Where the text of each id begins, and all texts joined as bytes. Without `spell`, the texts are the ids."""
     distinct, place = np.unique(ids, return_inverse=True)
     texts = [str(one).encode() if spell is None else spell(one) for one in distinct.tolist()]
     offsets = np.zeros(len(ids) + 1, np.int32)

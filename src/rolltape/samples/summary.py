@@ -28,7 +28,7 @@ def open_for_recording(
     """Open the run at `path` for recording. A new run is created if there is none, named after its directory.
 
     When a rollout has ended, its summary (forks, and where its sampled tokens go) is computed in the background and
-    added to the tape, so that whoever lists the run need not compute it.
+    added to the tape, so that a list of the run need not compute it.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""What may never break, checked on a rollout as it is on the tape."""
+"""Checks the invariants of a rollout as it is on the tape."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from rolltape.records.turn import Turn
 from rolltape.samples.linearize import linearize
 from rolltape.samples.spelling import vocabulary_at
 
-_IDENTITY = ("source", "task_id", "task", "step", "model", "agent")  # with the attempt, what a rollout's id is of
+_IDENTITY = ("source", "task_id", "task", "step", "model", "agent")  # with the attempt, the inputs of a rollout's id
 
 
 class Breach(msgspec.Struct, frozen=True):
-    """Something that may never happen, and where it did."""
+    """A broken invariant, and where it was broken."""
 
     rule: str
     where: str
@@ -78,7 +78,7 @@ def _aligned(turn: Turn) -> Iterator[Breach]:
 
 
 def _plausible(rollout: Rollout) -> Iterator[Breach]:
-    """What cannot have been sampled and is not stated on its turn, in sessions that were recorded before 0.2."""
+    """Replies that no engine can have sampled and that have no flag for it, in sessions recorded before 0.2."""
     for session in rollout.sessions:
         known = session.head.flags_faults or session.head.vocabulary is not None
         vocabulary = None if known else vocabulary_at(session.tokenizers)
@@ -132,7 +132,7 @@ def _faithful(sample: Sample, turns: dict[str, Turn]) -> Iterator[Breach]:
             wrong = not np.array_equal(own.astype(np.float64), held.astype(np.float64), equal_nan=True)
         if wrong:
             yield Breach("faithful", sample.id, f"logprobs in [{span.start}, {span.stop}) are not those of {span.turn}")
-    # From the end backwards: what a turn shares with the next, and that one with the sample, it shares with the sample.
+    # From the end backwards: ids shared by a turn and the next one, and by that one and the sample, are in the sample.
     last = turns[last_turn_of(sample.id)]
     if not np.array_equal(sample.ids, last.tokens.slice(0, len(sample.ids))):
         yield Breach("faithful", sample.id, f"its ids are not those of {last.id}")

@@ -1,6 +1,6 @@
-"""Compare the advantages, rewards and loss weights in a step's token records with what the tape's rewards give.
+"""Compares the advantages, rewards and loss weights in a step's token records with what the tape's rewards give.
 
-Which kind of each the trainer uses is taken from its records: the one of `Credit`'s kinds that most agree with.
+The kind that the trainer uses is inferred from its records: the kind of `Credit` that most of them agree with.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ class CreditedRecord(NamedTuple):
     group: str
     spans: Sequence[Span]
     rewards: Mapping[RewardShare, float | None]  # without SPLIT: how many samples its rollout has is not known
-    weights: Mapping[LossWeight, float]  # empty: likewise
+    weights: Mapping[LossWeight, float]  # empty for the same reason
 
     @classmethod
     def of(
         cls, record: TokenRecord, head: RolloutHead, spans: Sequence[Span], reward: float | None, siblings: Siblings
     ) -> "CreditedRecord":
-        """A record with the numbers of its sample, one of the siblings; none of them: they are not known."""
+        """A record with the numbers of its sample. `siblings` is None if the samples of its rollout are not known."""
         rewards: dict[RewardShare, float | None] = {RewardShare.FULL: reward}
         weights: dict[LossWeight, float] = {}
         if siblings is not None:
@@ -83,8 +83,8 @@ def check_weights(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifferen
 def _weights_of_the_seen(credited: Sequence[CreditedRecord], kind: LossWeight) -> dict[int, float]:
     """The weight of each record, by its identity, among the records of its rollout in one epoch.
 
-    It differs from the tape's where tokens of another sample of the rollout were masked that train today: they were too
-    stale at that time.
+    It differs from the tape's if another sample of the rollout has tokens that train today, but were masked at that
+    time because they were too stale.
     """
     siblings: dict[tuple[Key, int], list[CreditedRecord]] = {}
     for one in credited:
@@ -100,7 +100,7 @@ def _weights_of_the_seen(credited: Sequence[CreditedRecord], kind: LossWeight) -
 def advantage_kind(
     credited: Sequence[CreditedRecord], rows: Mapping[str, Sequence[RewardedRollout]], asked: Advantage | None
 ) -> tuple[Advantage, Advantages]:
-    """The kind of advantage that the records have, and that of each rollout of their groups."""
+    """The kind of advantage that the records have, and each rollout's advantage of that kind."""
     kinds = [Advantage.CENTERED, Advantage.NORMALIZED] if asked is None else [asked]
     members = [row for group in {one.group for one in credited} for row in rows[group]]
     by_kind = {kind: advantages_of(members, kind) for kind in kinds}
@@ -114,9 +114,9 @@ def check_advantages(
     kind: Advantage,
     expected: Advantages,
 ) -> Iterator[CreditDifference]:
-    """Records whose advantage is not what the rewards of their group give; not of imported rollouts.
+    """Records whose advantage does not follow from the rewards of their group. Imported rollouts are left out.
 
-    What they were imported from need not hold their whole group, nor its rewards.
+    The source of an import need not hold a rollout's whole group, nor its rewards.
     """
     if kind is Advantage.NONE:
         return
@@ -197,7 +197,7 @@ def _most_agreed(
 
 
 def _reward(record: TokenRecord) -> float | None:
-    """A record's reward, also if it was given per token; None: there is none, or it is not the same for all tokens."""
+    """A record's reward, also if given per token, or None if it has none or tokens have different ones."""
     if record.reward is not None or record.rewards is None:
         return record.reward
     values = record.rewards[record.trained_mask]
@@ -205,7 +205,7 @@ def _reward(record: TokenRecord) -> float | None:
 
 
 def _reward_agrees(one: CreditedRecord, share: RewardShare) -> bool | None:
-    """None: the record has no reward to compare, or the tape gives none of this kind."""
+    """Whether the rewards agree, or None if the record has no reward or the tape has none of this kind."""
     seen = _reward(one.record)
     if seen is None or share not in one.rewards:
         return None
@@ -228,7 +228,7 @@ def _advantage_agrees(one: CreditedRecord, expected: Advantages) -> bool | None:
 
 
 def _odd_advantage(record: TokenRecord, held: float | None) -> tuple[int | None, float]:
-    """The advantage that is not the expected one, and the place of its token if other tokens have another."""
+    """The place of the unexpected advantage, or None if all tokens have the same one, and the advantage."""
     assert record.advantages is not None
     trained = np.flatnonzero(record.trained_mask)
     values = record.advantages[trained]

@@ -11,7 +11,7 @@ class TokenFinding(msgspec.Struct, frozen=True, kw_only=True):
 
     rule: TokenRule
     step: int
-    record: str | None = None  # its place; None: there is no record, as of a sample that is missing
+    record: str | None = None  # its place; None: a sample has no record
     sample: str | None = None
     rollout: str | None = None
     turn: str | None = None
@@ -38,7 +38,7 @@ class UnseenSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of checking a step."""
+    """The result of checking a step."""
 
     step: int
     records: int
@@ -46,10 +46,10 @@ class StepCheck(msgspec.Struct, frozen=True, kw_only=True):
     unnamed: int  # records that name no sample, and so cannot be checked
     pruned: int  # records of rollouts whose turns are no longer on the tape
     findings: tuple[TokenFinding, ...]
-    notes: tuple[TokenFinding, ...]  # what disagrees only since a filter, a grade or an attempt after the step
+    notes: tuple[TokenFinding, ...]  # disagreements that a filter, a grade or an attempt after the step caused
     unseen: tuple[UnseenSample, ...]  # of the groups that the step trained
     seen: frozenset[str]  # the samples that its records name
-    groups: frozenset[str]  # of those
+    groups: frozenset[str]  # of those samples
 
     @property
     def disagreeing(self) -> int:

@@ -22,12 +22,12 @@ class PastRow(NamedTuple):
 
 
 def taken_at(run: Run, groups: Iterable[str], written_at_ns: int) -> dict[str, int]:
-    """When each group was given to its trainer, whose records were written then; else that time."""
+    """When each group was given to its trainer, or `written_at_ns` if no event before that time records it."""
     times = dict.fromkeys(groups, written_at_ns)
     for event in run.tape_index.events(EventKind.GROUP):
         group = event.data.get("group")
         if event.data.get("state") == _GIVEN and group in times and event.at_ns <= written_at_ns:
-            times[group] = event.at_ns  # the latest counts: they come in their order
+            times[group] = event.at_ns  # the latest counts: events come in order
     return times
 
 
@@ -39,7 +39,7 @@ def had_ended(row: RolloutRow, at_ns: int) -> bool:
 def rollout_at(rollout: Rollout, at_ns: int, *, is_trained: bool) -> Rollout:
     """A rollout without the filters and grades that came after a time.
 
-    The first grade of one that was trained counts whenever it came: its trainer may have graded it.
+    If it was trained, its first grade always counts: the trainer may have graded it.
     """
     graded = [event for event in rollout.events if _is(event, EventKind.SCORE)]
     filtered = [event for event in rollout.events if _is(event, EventKind.FILTER)]
@@ -54,7 +54,7 @@ def rollout_at(rollout: Rollout, at_ns: int, *, is_trained: bool) -> Rollout:
 def split_later(
     findings: Sequence[TokenFinding], then: Sequence[TokenFinding]
 ) -> tuple[list[TokenFinding], list[TokenFinding]]:
-    """Findings that held also when the step was trained, and as notes those that something later has made."""
+    """Return the findings that held when the step was trained, and as notes those that later events caused."""
     held_then = {(one.rule, one.record, one.sample) for one in then}
     faults, notes = [], []
     for one in findings:

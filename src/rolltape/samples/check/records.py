@@ -1,4 +1,4 @@
-"""Find the sample that a token record names, and compare them: ids, trained mask, logprobs, positions, versions."""
+"""Finds the sample that a token record names, and compares them: ids, trained mask, logprobs, positions, versions."""
 
 import enum
 import math
@@ -16,11 +16,11 @@ from rolltape.records.wording import plural
 from rolltape.samples.claims import equal_runs
 from rolltape.samples.linearize import Linearized
 
-CHECKED_COLUMNS = ("advantages", "rewards", "inference_logprobs")  # of the optional ones, those that a check reads
+CHECKED_COLUMNS = ("advantages", "rewards", "inference_logprobs")  # the optional columns that a check reads
 
 Array = npt.NDArray[Any]
 
-_CLOSE = 1e-5  # relative; what float32 arithmetic of another program may leave
+_CLOSE = 1e-5  # relative; the error that another program's float32 arithmetic may have
 _BFLOAT16_BITS = 16  # of a float32 that bfloat16 drops
 
 
@@ -53,7 +53,7 @@ class TokenDifference(NamedTuple):
 
 
 def compare_record(record: TokenRecord, sample: Sample) -> Iterator[TokenDifference]:
-    """Everything per token in which a record differs from its sample. Values count where a token trains."""
+    """Every per-token difference between a record and its sample. Logprobs are compared where a token trains."""
     length = min(len(record), len(sample.ids))
     other_ids = np.flatnonzero(record.ids[:length] != sample.ids[:length])
     if len(other_ids):
@@ -99,10 +99,10 @@ def sample_named(made: Sequence[Linearized], record: TokenRecord) -> Sample | No
 
 
 def sample_by_id(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
-    """The sample of a record under limits that nobody knows now, such as a staleness limit at that time.
+    """The sample of a record that was made under unknown limits, such as a staleness limit of that time.
 
-    Its id proves length and mask. Its ids must begin a sample of one of the policies, and what it trains must train
-    there, be it in another sample.
+    The sample id proves length and mask. The record's ids must begin a sample of one of the policies, and its trained
+    tokens must train under that policy, possibly in another sample.
     """
     bounds = [(start, stop) for start, stop in equal_runs(record.trained_mask) if record.trained_mask[start]]
     last_turn = last_turn_of(record.sample or "")
@@ -182,7 +182,7 @@ def _mask_difference(record: TokenRecord, sample: Sample, differing: Array) -> T
 
 
 def _logprob_difference(record: TokenRecord, sample: Sample, trained: Array) -> TokenDifference | None:
-    """The trained token whose inference logprob is furthest from the engine's; None: all are the same."""
+    """The trained token whose inference logprob is furthest from the engine's, or None if all agree."""
     assert record.inference_logprobs is not None
     seen = record.inference_logprobs[trained]
     held = sample.logprobs[trained].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Check a step's token records against the tape: did the trainer see each sample as it is, once, and whole groups?"""
+"""Checks a step's token records against the tape: did the trainer see each sample unchanged, once, in whole groups?"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -51,9 +51,9 @@ def check_step(
     """Compare the records of a step with the samples that they name.
 
     Samples are those of `policy` and of the presets; an id that none of them makes is checked against its own turn.
-    `files` says what else was written, so that a sample without a record can be told from one that is missing.
-    `advantage` says which kind the trainer uses, if the records shall not decide. With `any_advantage` it may be of the
-    trainer's own making, as long as it rises with the reward within a group.
+    `files` describes what else was written, so that only a sample that should have a record counts as missing.
+    `advantage` is the kind that the trainer uses; without it, the records decide. With `any_advantage`, the trainer may
+    compute advantages in its own way, as long as they rise with the reward within a group.
     """
     held = list(records)
     first, *others = dict.fromkeys([*([policy] if policy else []), *PRESETS.values()])
@@ -92,7 +92,7 @@ def check_step(
 def find_unseen(
     run: Run, checks: Sequence[StepCheck], *, step: int | None = None, policy: CutPolicy | None = None
 ) -> Iterator[UnseenSample]:
-    """The samples that no record of these steps names; of untouched groups those made for one step, if it is given."""
+    """The samples that no record of these steps names. With `step`, untouched groups count only if made for it."""
     seen = {sample for check in checks for sample in check.seen}
     groups = {group for check in checks for group in check.groups}
     for one in {one.sample: one for check in checks for one in check.unseen}.values():
@@ -108,7 +108,7 @@ def find_unseen(
 
 
 class _Made(NamedTuple):
-    """A rollout, and for each policy the samples that it makes of it, with their trained tokens."""
+    """A rollout, and for each policy its samples with their numbers of trained tokens."""
 
     head: RolloutHead
     samples: Sequence[Mapping[str, int]]
@@ -130,7 +130,7 @@ class _Found(NamedTuple):
 class _Check:
     """The state of a step's check: its records by rollout, and what was found so far.
 
-    `times`: by group, the time whose attempts, filters and grades count; without one, those of now.
+    `times` has, by group, the time up to which attempts, filters and grades count. Without a time, all count.
     """
 
     def __init__(self, run: Run, step: int, policies: Sequence[CutPolicy], times: Mapping[str, int]) -> None:
@@ -174,7 +174,7 @@ class _Check:
     def go_through(
         self, records: Iterable[TokenRecord], advantage: Advantage | None, files: StepFiles, *, any_advantage: bool
     ) -> tuple[UnseenSample, ...]:
-        """Check everything; the samples of the step's groups that no record names."""
+        """Check everything. Return the samples of the step's groups that no record names."""
         self.take(records)
         for group in sorted(self.groups):
             self.compare_group(group)
@@ -246,15 +246,15 @@ class _Check:
                 what = f"sample {record.sample} in the record, no such sample on the tape"
                 self._find(record, _unknown(what, "give the --policy and the limits that made it"))
                 continue
-            self.seen.add(sample.id)  # a record of 0.1.0 calls it otherwise
+            self.seen.add(sample.id)  # a record of 0.1.0 has another id for it
             for difference in chain(compare_record(record, sample), self._compare_origin(record, rollout)):
                 self._find(record, difference, sample.spans)
             self._found.append(_Found(record, sample.id, sample.spans, rollout.reward, self._made[-1]))
 
     def choose_policy(self) -> None:
-        """Decide which policy made the samples of the step: that which misses fewest, and makes fewest others.
+        """Decide which policy made the step's samples: the one that misses fewest of them and makes fewest others.
 
-        A record whose sample it does not make was cut in another way than the rest of its rollout.
+        If it does not make a record's sample, that sample was cut by another policy than the rest of the step.
         """
         missed = [0] * len(self._policies)
         others = [0] * len(self._policies)
@@ -278,12 +278,12 @@ class _Check:
                 advice = "use one cut policy for all samples of a step"
                 self._find(found.record, TokenDifference(TokenRule.TWICE, None, what, advice))
         for made in self._made:
-            # Where a sample is of an unknown policy, nobody can say which others it makes.
+            # If a sample was made by an unknown policy, the other samples of its group are unknown too.
             if made.head.key in self._counted and made.head.group not in self._unknown:
                 self._samples += [(made.head, sample) for sample in made.samples[best]]
 
     def _compare_origin(self, record: TokenRecord, rollout: Rollout) -> Iterator[TokenDifference]:
-        # Trainers have names of their own; one is wrong only if it means something else here.
+        # Trainers use their own names. A name is wrong only if another rollout or group of this run has it.
         if record.rollout != rollout.id and record.rollout in self._rollouts:
             what = f"rollout {record.rollout} in the record, {rollout.id} by its sample"
             yield TokenDifference(TokenRule.ORIGIN, None, what, "check that rollout_ids belong to these sequences")
@@ -292,7 +292,7 @@ class _Check:
             yield TokenDifference(TokenRule.ORIGIN, None, what, "check that groups belong to these sequences")
 
     def check_credit(self, advantage: Advantage | None, *, any_advantage: bool) -> Advantages:
-        """Compare rewards, weights and advantages with the tape; the advantages of the step's rollouts."""
+        """Compare rewards, weights and advantages with the tape. Return the advantages of the step's rollouts."""
         credited = self._credited
         kind, advantages = advantage_kind(credited, self._rows, advantage)
         ordered = check_order(credited) if any_advantage else check_advantages(credited, self._rows, kind, advantages)
@@ -301,7 +301,7 @@ class _Check:
         return advantages
 
     def check_once(self) -> None:
-        """No sample twice in one pass over the step's samples."""
+        """Find the samples that occur twice in one epoch of the step."""
         first: dict[tuple[int, str | None], TokenRecord] = {}
         for record in chain.from_iterable(self._records.values()):
             before = first.setdefault((record.epoch, record.sample), record)
@@ -313,7 +313,7 @@ class _Check:
                 self._find(record, TokenDifference(TokenRule.TWICE, None, what, advice))
 
     def find_missing(self, advantages: Advantages, files: StepFiles) -> Iterator[UnseenSample]:
-        """Samples of the step's groups that no record names; those that should be there are findings."""
+        """Samples of the step's groups that no record names. Those that should have a record become findings."""
         elsewhere: Collection[str] | None = None
         for head, sample in self._samples:
             if sample in self.seen:
