@@ -1,1 +1,1 @@
-"""The shared vocabulary: frozen records, checked when they are made, and the closed lists."""
+"""The shared types: immutable records, validated when they are made, and enums."""

@@ -12,7 +12,7 @@ class ForkCause(enum.StrEnum):
     COMPACTION = "compaction"  # history replaced by something shorter, and the request for the summary
     RETRY = "retry"  # the same prompt sampled again
     SIBLING = "sibling"  # the same prompt sampled beside a reply to it that had not ended
-    ABANDONED_REPLY = "abandoned_reply"  # goes on without the reply it was given
+    ABANDONED_REPLY = "abandoned_reply"  # the agent continued without the reply that it got
     REPLY_WHITESPACE = "reply_whitespace"  # a reply came back with other white space
     THINKING_STRIPPED = "thinking_stripped"  # a reply came back without its thinking, or the template left it out
     REPLY_REWRITTEN = "reply_rewritten"  # a reply came back changed in another way
@@ -37,4 +37,4 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     cause: ForkCause
     message_index: int | None  # the first message that differs; None: the messages are equal
     text: Difference | None  # in that message; None: there is none on one of the sides
-    tokens: Difference  # in the ids: what the earlier turn held against what the prompt says
+    tokens: Difference  # in the ids: those of the earlier turn against those of the prompt

@@ -1,4 +1,4 @@
-"""Deterministic ids: equal inputs give equal ids, any one of them changed changes the id."""
+"""Deterministic ids: equal inputs give equal ids, and a change of any input changes the id."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -9,7 +9,7 @@ from rolltape.errors import RecordError
 from rolltape.records.jsonable import canonical_json, shown
 
 _SAMPLE_DIGITS = 12
-_OWN_ADDRESSES = ("api", "compare", "diff")  # of the viewer: no run has these
+_OWN_ADDRESSES = ("api", "compare", "diff")  # of the viewer itself: no run may have them
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _TURN_ID = re.compile(rf"(.+)\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
@@ -45,7 +45,7 @@ def rollout_ids(
     model: str | None,
     agent: str | None,
 ) -> list[str]:
-    """The ids of several attempts at one task, for much less than one by one."""
+    """The ids of several attempts at one task, much faster than one by one."""
     begun = _hasher("rollout", run, source, task_key(task_id, task), str(step))
     rest = _delimited(model) + _delimited(agent)
     ids = []
@@ -64,7 +64,7 @@ def group_id(
 
 
 def page_name(run: str, taken: Collection[str] = ()) -> str:
-    """The name of a run in addresses of the viewer: letters and digits of its own, and a number if that is taken."""
+    """The name of a run in addresses of the viewer: its letters and digits, with a number if that name is taken."""
     plain = "".join(one if one.isascii() and one.isalnum() else "-" for one in run).strip("-")[:40] or "run"
     name, number = plain, 1
     while name in taken or name in _OWN_ADDRESSES:
@@ -89,7 +89,7 @@ def join_source(source: str | None, split: str | None) -> str | None:
 
 
 def split_in(source: str | None) -> str | None:
-    """The split that a source names after its last `#`; None if it names none. Every reader of splits asks here."""
+    """The split that a source names after its last `#`; None if it names none. All code that reads splits uses it."""
     _, mark, split = (source or "").rpartition("#")
     return split if mark and split else None
 
@@ -120,7 +120,7 @@ class TurnPlace(NamedTuple):
 
 
 def parse_turn_id(turn: object) -> TurnPlace:
-    """What the id of a turn names."""
+    """Parse the id of a turn."""
     parts = _TURN_ID.fullmatch(turn) if isinstance(turn, str) else None
     if parts is None:
         raise RecordError(
@@ -130,7 +130,7 @@ def parse_turn_id(turn: object) -> TurnPlace:
 
 
 def parse_turn_of(turn: object, rollout: str, try_index: int | None) -> TurnPlace:
-    """What the id of a turn names, which must be one of this rollout, and of this try unless that is None."""
+    """Parse the id of a turn, which must be of this rollout, and of this try unless `try_index` is None."""
     place = parse_turn_id(turn)
     if place.rollout != rollout or try_index not in (None, place.try_index):
         whose = f"turn {turn} of rollout {rollout}"
@@ -149,7 +149,7 @@ def short_turn(turn: str) -> str:
 
 
 def complete_turn_id(turn: str, rollout: str, try_index: int) -> str:
-    """The id of a turn of this try, which is given as such or in short."""
+    """The full id of a turn of this try, from a full or a short one."""
     return parse_turn_of(f"{rollout}.{try_index}.{turn}" if is_short_turn(turn) else turn, rollout, try_index).id
 
 
@@ -171,7 +171,7 @@ def is_sample_id_of_0_1(sample: str) -> bool:
 
 
 def names_sample(name: str, sample: str) -> bool:
-    """Whether a sample id that somebody kept, perhaps with 0.1.0, may mean the sample of this id."""
+    """Whether a stored sample id, possibly of 0.1.0, may mean the sample with this id."""
     return name == sample or (is_sample_id_of_0_1(name) and last_turn_of(name) == last_turn_of(sample))
 
 
@@ -195,7 +195,7 @@ def _delimited(field: bytes | str | None) -> bytes:
 
 
 def task_key(task_id: str | None, task: object) -> bytes:
-    """What tells one task of a source from another: its id, else its canonical content."""
+    """What identifies a task within its source: its id, else its canonical content."""
     if task_id is not None:
         return b"id:" + task_id.encode("utf-8", "surrogatepass")
     if task is None:

@@ -14,7 +14,7 @@ from rolltape.errors import DamagedTapeError, NotJsonError
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 _NON_FINITE = "$float"
-_DEEPEST = 200  # levels: what reads a record may itself be deep in calls
+_DEEPEST = 200  # levels; the code that reads a record may itself be deep in calls
 _CONTAINERS = (dict, list, tuple)
 _SHALLOW = 20  # levels
 _LARGEST = 2**63 - 1
@@ -39,7 +39,7 @@ def encode_json(value: object, where: str) -> tuple[bytes, bool]:
     try:
         return text.encode(), False
     except UnicodeEncodeError:
-        # A lone surrogate has no UTF-8; each becomes one replacement character. In parts, so that other threads go on.
+        # A lone surrogate has no UTF-8: it becomes a replacement character. In parts, so that other threads can run.
         parts = (text[start : start + _PART] for start in range(0, len(text), _PART))
         return b"".join(
             part.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() for part in parts

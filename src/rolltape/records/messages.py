@@ -31,7 +31,7 @@ _DEEPEST_ARGUMENTS = 199  # levels; what is nested deeper is compared as text
 
 
 class _WithRole(msgspec.Struct, gc=False):
-    """What must be known of a message before anybody looks into it."""
+    """The part of a message that is decoded at once."""
 
     role: Role
 
@@ -100,7 +100,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The readable content, parts joined; tool calls and reasoning are apart."""
+        """The readable content, parts joined, without tool calls and reasoning."""
         return content_text(self.to_dict().get("content"))
 
     @property
@@ -138,19 +138,19 @@ class Root:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """The tools as they came; None: none were given."""
+        """The tools as they came, or None if none were given."""
         tools: list[dict[str, Any]] | None = decode_json(self.raw).get("tools")
         return tools
 
     @property
     def template_options(self) -> dict[str, Any] | None:
-        """The chat template's options as they came; None: none were given."""
+        """The chat template's options as they came, or None if none were given."""
         options: dict[str, Any] | None = decode_json(self.raw).get("template_options")
         return options
 
 
 def canonical_message(value: Mapping[str, Any], keep_ids: bool = False) -> dict[str, Any]:
-    """What a message means: no wire ids, no cache marks, no empty fields, arguments as objects."""
+    """The meaning of a message: without wire ids, cache marks and empty fields, and with arguments as objects."""
     dropped = _WIRE_ONLY - {"id", "tool_call_id"} if keep_ids else _WIRE_ONLY
     meaning: dict[str, Any] = {}
     for key, item in value.items():
@@ -179,7 +179,7 @@ def _canonical_content(content: object, keep_ids: bool) -> object:
 
 
 def _without_marks(value: object, keep_ids: bool = True) -> object:
-    """A value without cache marks and empty fields, and if told so without the ids that tie parts together."""
+    """A value without cache marks and empty fields and, unless `keep_ids`, without the ids that link parts."""
     if isinstance(value, list):
         return [_without_marks(item, keep_ids) for item in value]
     if not isinstance(value, dict):
@@ -227,7 +227,7 @@ def reasoning_text(message: Mapping[str, Any]) -> str:
 
 
 class MessageChain:
-    """An immutable conversation: `parent[:keep]` followed by `own`. Sharing is storage, not meaning."""
+    """An immutable conversation: `parent[:keep]` followed by `own`. Sharing a parent only saves space."""
 
     __slots__ = ("keep", "own", "parent")
 

@@ -13,7 +13,7 @@ from rolltape.errors import PolicyError
 from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import canonical_json
 
-# Raised when the same cut policy would give other samples than before; part of every policy key.
+# Raised when a change gives the same cut policy other samples; part of every policy key.
 LINEARIZER_VERSION = 2
 
 
@@ -21,8 +21,8 @@ class OnRewrite(enum.StrEnum):
     """What to do when the next prompt departs inside the most recent reply."""
 
     NEW_SAMPLE = "new_sample"
-    KEEP_HEAD = "keep_head"  # go on; what was sampled before the departure stays trained
-    REPLACE_REPLY = "replace_reply"  # go on; the whole reply stops training (slime)
+    KEEP_HEAD = "keep_head"  # continue the sample; tokens before the departure stay trained
+    REPLACE_REPLY = "replace_reply"  # continue the sample; the whole reply stops training (slime)
 
 
 class Branches(enum.StrEnum):
@@ -61,7 +61,7 @@ class LossWeight(enum.StrEnum):
 
 
 def _coerce(record: msgspec.Struct, where: str, **kinds: type[enum.StrEnum]) -> None:
-    """Make choices that were given as text members of their enums."""
+    """Convert choices that were given as text to members of their enums."""
     for field, kind in kinds.items():
         given = getattr(record, field)
         try:
@@ -80,8 +80,8 @@ class CutPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: str = "exact"  # The preset.
     on_rewrite: OnRewrite = OnRewrite.NEW_SAMPLE  # What happens where the next prompt changes the last reply.
-    max_given_up_tokens: int = 0  # KEEP_HEAD goes on if at most this many sampled tokens lose their training.
-    max_reply_tokens: int = 0  # REPLACE_REPLY goes on if the incoming reply is shorter than this.
+    max_given_up_tokens: int = 0  # KEEP_HEAD continues the sample if at most this many tokens stop training.
+    max_reply_tokens: int = 0  # REPLACE_REPLY continues the sample if the next reply is shorter than this.
     absorb_rewritten_messages: bool = False  # A reply whose message came back changed continues its branch.
     claim_before_cut: bool = False  # The first branch claims a shared reply even if it then gives it up, as in slime.
     train_abandoned: bool = False  # Train replies that the agent threw away.
@@ -181,7 +181,7 @@ def cut_policy(name: str | CutPolicy = "exact", **choices: Any) -> CutPolicy:
 
 
 def cut_and_credit(policy: str | CutPolicy, credit: Credit | None = None) -> tuple[CutPolicy, Credit]:
-    """What a function means that takes a policy and a credit. A credit that is given overrules that of a `Policy`."""
+    """Resolve the arguments `policy` and `credit` of a function. A given credit overrules that of a `Policy`."""
     inner = policy.credit if isinstance(policy, Policy) else Credit()
     return cut_policy(policy), inner if credit is None else credit
 
@@ -195,12 +195,12 @@ class Policy(CutPolicy, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def credit(self) -> Credit:
-        """The part that is not about cutting."""
+        """The credit that this policy includes."""
         return Credit(reward_share=self.reward_share, advantage=self.advantage, loss_weight=self.loss_weight)
 
 
 def policy(name: str | CutPolicy = "exact", **choices: Any) -> Policy:
-    """Deprecated: a preset with some of its choices replaced, those of the credit among them. Use `cut_policy`."""
+    """Deprecated: a preset with some of its choices replaced, also those of the credit. Use `cut_policy`."""
     warnings.warn(
         "rolltape.policy is deprecated; use rolltape.cut_policy, and give credit=rolltape.Credit(…) beside it",
         DeprecationWarning,

@@ -1,6 +1,6 @@
-"""A rollout: one attempt at one task, its sessions, the events appended about it, and what these come to.
+"""A rollout: one attempt at one task, with its sessions, its events, and the state that follows from the events.
 
-`outcome_of` reads a rollout's events, in their order, as its state, and `annotations_of` as its tags and notes:
+`outcome_of` computes a rollout's state from its events in order. `annotations_of` computes its tags and notes:
 
     tag     sets the tags of the whole rollout, in place of all that it had
     retag   adds tags to a rollout, a turn or some tokens, or takes some away
@@ -36,8 +36,8 @@ class Status(enum.StrEnum):
     LOST = "lost"  # its writer died without a finish
 
 
-# Begins the reason of a finished rollout whose reward could not be computed, or is computed later. Until it has one it
-# does not train.
+# Begins the reason of a finished rollout whose reward could not be computed, or is computed later. Until it has a
+# reward, it does not train.
 UNGRADED = "ungraded: "
 
 
@@ -55,7 +55,7 @@ class StopReason(enum.StrEnum):
 
 
 class EventKind(enum.StrEnum):
-    """What an event is about. Of most kinds the latest counts."""
+    """What an event is about. For most kinds, the latest event counts."""
 
     FINISH = "finish"  # data: status, stop_reason, reason, turns (count per session)
     SCORE = "score"  # data: reward, terms
@@ -67,11 +67,11 @@ class EventKind(enum.StrEnum):
     VERSION = "version"  # data: version; announces a weight version of the run
     PRUNE = "prune"  # data: what was removed
     COLLECT = "collect"  # data: settings; a collection into the run has begun
-    COLLECTED = "collected"  # data: step, source; a collection into the run has come to its end
+    COLLECTED = "collected"  # data: step, source; a collection into the run has ended
     GROUP = "group"  # data: group, step, consumer, state (a GroupState), reason, to; what a trainer did with a group
-    TRACE = "trace"  # data: step (null: at the end), and fields of a TraceStep; of each field the latest counts
+    TRACE = "trace"  # data: step (null: at the end), and fields of a TraceStep; the latest value of a field counts
     REFUSAL = "refusal"  # data: session, status, reason; a request of the agent's that was refused
-    SUMMARY = "summary"  # data: a RolloutSummary, and covers: the order of the last event that it takes in
+    SUMMARY = "summary"  # data: a RolloutSummary, and covers: the order of the last event that it includes
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Event(msgspec.Struct, frozen=True):
         return (self.at_ns, self.writer, self.sequence)
 
 
-# The events that tags and notes follow from.
+# The events that set tags and notes.
 ANNOTATION_KINDS = (EventKind.TAG, EventKind.RETAG, EventKind.NOTE)
 
 
@@ -116,7 +116,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str | None = None  # who wrote it first
     at_ns: int
     edited_by: str | None = None
-    edited_at_ns: int | None = None  # None: nobody changed it
+    edited_at_ns: int | None = None  # None: it was never edited
 
 
 class Annotations(msgspec.Struct, frozen=True):
@@ -137,7 +137,7 @@ class Annotations(msgspec.Struct, frozen=True):
 
 
 class RolloutCounts(msgspec.Struct, frozen=True):
-    """How much there is of a rollout."""
+    """How many turns and sampled tokens a rollout has, and which weight versions."""
 
     turns: tuple[int, ...]  # of each session
     sampled_tokens: int
@@ -184,10 +184,10 @@ class SessionHead(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
     tool_ids_matter: bool = False  # the model samples and renders tool-call ids, so they count in comparisons
     stop_ids: tuple[int, ...] | None = None  # None: not known, so a missing stop id cannot be noticed
     vocabulary: int | None = None  # one more than the tokenizer's largest id; None: not known
-    flags_faults: bool = False  # its turns say what cannot have been sampled; false: 0.1 wrote it, which did not look
+    flags_faults: bool = False  # its turns flag implausible replies; false: written by 0.1, which did not check
     tokenizer: str | None = None  # where its text form can be found: a path or a name
     root: str | None = None  # digest of the tools and template options of its turns, unless a turn has its own
-    defaults: dict[str, str] = {}  # model, renderer, fingerprint and logprob_kind of its turns, likewise
+    defaults: dict[str, str] = {}  # model, renderer, fingerprint and logprob_kind, in the same way
     extra: dict[str, Any] = {}
 
 
@@ -215,9 +215,9 @@ class Session:
         return tuple(dict.fromkeys(places))
 
     def unstated_faults(self, vocabulary: int | None = None) -> dict[int, str]:
-        """The turns that no engine can have sampled and that do not say so, by sequence number, and why.
+        """The turns that no engine can have sampled but that have no flag for it, by sequence number, and why.
 
-        There are none in a session of a recorder that looks. `vocabulary` is for a session that does not say it.
+        A session has none if its recorder checks. `vocabulary` is used if the session does not state its own.
         """
         if self.head.flags_faults:
             return {}
@@ -293,7 +293,7 @@ class Rollout:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout's events come to: the latest of each kind."""
+    """The state that a rollout's events give: the latest of each kind counts."""
 
     status: Status
     stop_reason: StopReason | None = None
@@ -306,7 +306,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome_of(events: Sequence[Event], writer_alive: bool, launch_tags: Sequence[str] = ()) -> Outcome:
-    """Read a rollout's events, given in their order, as its present state. `launch_tags` it was started with."""
+    """Compute a rollout's current state from its events in order. It was started with `launch_tags`."""
     latest = {event.kind: event for event in events if event.turn is None}
     finish = latest.get(EventKind.FINISH)
     score = latest.get(EventKind.SCORE)
@@ -358,7 +358,7 @@ _DATA: dict[str, Any] = {EventKind.TAG: _TagData, EventKind.RETAG: _RetagData, E
 
 
 def parse_annotation(kind: str, data: dict[str, Any]) -> Any:
-    """What such an event says, checked; raises msgspec.ValidationError if it says something else."""
+    """Parse and check the data of a tag or note event. Raises msgspec.ValidationError if it is invalid."""
     return msgspec.convert(data, _DATA[kind])
 
 

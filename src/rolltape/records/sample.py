@@ -13,12 +13,12 @@ import numpy.typing as npt
 from rolltape.errors import LedgerError
 from rolltape.records.turn import Ids, LogprobKind, Logprobs
 
-# Raised when the summary of the same rollout would come to other counts than before.
+# Raised when a change would give the same rollout other counts in its summary.
 SUMMARY_RULES = 7
 
 
 class Fate(enum.StrEnum):
-    """What became of a sampled token. The part before the colon says whether it trains.
+    """What became of a sampled token. The part before the colon shows whether it trains.
 
     Example:
 
@@ -28,8 +28,8 @@ class Fate(enum.StrEnum):
     TRAINED = "trained"
     MASKED_ABANDONED = "masked:abandoned"  # delivered, then thrown away by the agent
     MASKED_ABORTED = "masked:aborted"  # cut short, and never continued
-    MASKED_ENGINE_ERROR = "masked:engine_error"  # the engine failed, or gave what it cannot have sampled
-    MASKED_UNDELIVERED = "masked:undelivered"  # the client did not get it, or nobody knows
+    MASKED_ENGINE_ERROR = "masked:engine_error"  # the engine failed, or returned what it cannot have sampled
+    MASKED_UNDELIVERED = "masked:undelivered"  # the client did not get it, or this is not known
     MASKED_NO_LOGPROB = "masked:no_logprob"  # the engine gave none
     MASKED_STALE = "masked:stale"  # sampled by weights older than the limit, or of an unknown version
     MASKED_CONSTRAINED = "masked:constrained"  # sampled under a grammar, a schema or a list of choices
@@ -106,7 +106,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return found
 
     def checked(self, trained_in_samples: int, turn_lengths: Sequence[tuple[str, int]]) -> "Ledger":
-        """Itself, if the fates cover each turn without a gap or an overlap and agree with the samples."""
+        """Return itself if the fates cover each turn without gap or overlap and agree with the samples, else raise."""
         reached = dict.fromkeys((turn for turn, _ in turn_lengths), 0)
         for entry in self.entries:
             if reached[entry.turn] != entry.start or entry.stop <= entry.start:
@@ -166,7 +166,7 @@ class SampleOutline(msgspec.Struct, frozen=True, kw_only=True):
     first_turn: str
     last_turn: str
     tokens: int
-    prompt_tokens: int  # leading ids that nobody sampled
+    prompt_tokens: int  # ids before the first sampled one
     trained_tokens: int
     reward: float | None  # None: the rollout has none
     loss_weight: float
@@ -213,13 +213,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def temperature(self) -> float | None:
-        """What its trained tokens were sampled at; None: not recorded, or not the same for all."""
+        """The temperature of its trained tokens, or None if it was not recorded or they have several."""
         found = {span.temperature for span in self.spans if span.fate is Fate.TRAINED}
         return found.pop() if len(found) == 1 else None
 
     @property
     def logprob_kind(self) -> LogprobKind | None:
-        """Of which distribution the logprobs of its trained tokens are; None: not known, or not the same for all."""
+        """The kind of its trained tokens' logprobs, or None if it is not known or they have several."""
         found = {span.logprob_kind for span in self.spans if span.fate is Fate.TRAINED}
         return found.pop() if len(found) == 1 else None
 
@@ -230,7 +230,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class PolicySummary(msgspec.Struct, frozen=True):
-    """A rollout under one policy. The ledger is as if it were not filtered: a filter is looked up by itself."""
+    """A rollout under one policy. The ledger ignores a filter, which is looked up separately."""
 
     key: str  # of the policy
     samples: int

@@ -48,14 +48,14 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rollout: str | None = None
     group: str | None = None
     env: str | None = None
-    versions: tuple[str, ...] = ()  # weight versions that sampled it, as the trainer was told
+    versions: tuple[str, ...] = ()  # weight versions that sampled it, as given to the trainer
     reward: float | None = None  # None: none given, or given per token
     loss_weight: float | None = None  # of the sequence among those of its rollout; None: none given
     loss: str | None = None  # the loss specification as JSON; None: none given
     ids: Ids
     position_ids: Ids
     trained_mask: Flags
-    masked: Flags | None = None  # trained, but no loss pulls on it
+    masked: Flags | None = None  # trained, but the loss ignores it: its gradient is zero
     masked_high: Flags | None = None  # because its probability rose too far
     masked_low: Flags | None = None  # because its probability fell too far
     advantages: Floats | None = None
@@ -111,7 +111,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class StepFiles(NamedTuple):
-    """What is known of a step's files, for the question which samples are missing from them."""
+    """Facts about a step's files that decide which samples are missing from them."""
 
     complete: bool  # a trainer wrote them, and all of them are there
     includes: Callable[[str], bool]  # whether the record of a sample would have been written

@@ -102,7 +102,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: tuple[TraceStep, ...] = ()
 
     def whole_prompt(self, index: int) -> list[Any] | Fields | None:
-        """The prompt of a step with all of its history; None: there is none."""
+        """The prompt of a step with all of its history, or None if there is none."""
         steps = {step.index: step for step in self.steps}
         step = steps.get(index)
         if step is None or not isinstance(step.prompt, list):

@@ -1,6 +1,7 @@
-"""A turn: one reply of the model, with the ids it was conditioned on and all that the engine gave.
+"""A turn: one reply of the model, with the ids it was conditioned on and all that the engine returned.
 
-And what no engine can have sampled: ids outside the vocabulary or after a stop id, too many ids, logprobs above zero.
+`implausibility` finds what no engine can have sampled: ids outside the vocabulary or after a stop id, too many ids, a
+logprob above zero.
 """
 
 import enum
@@ -39,7 +40,7 @@ def common_length(left: Sequence[object], right: Sequence[object]) -> int:
 
 
 class TokenChain:
-    """An immutable id sequence: `parent[:keep]` followed by `own`. Sharing is storage, not meaning."""
+    """An immutable id sequence: `parent[:keep]` followed by `own`. Sharing a parent only saves space."""
 
     __slots__ = ("_jump", "depth", "jump_keep", "keep", "own", "parent")
 
@@ -56,8 +57,8 @@ class TokenChain:
         self.keep = keep if parent is not None else 0
         self.own = own
         self.depth = 0 if parent is None else parent.depth + 1
-        # Jump pointers in skew-binary steps, with what is kept all the way: distant links meet in logarithmic time.
-        # The first link has none: one that pointed to itself would be freed only when cycles are looked for.
+        # Jump pointers in skew-binary steps, with the ids kept all the way: distant links meet in logarithmic time.
+        # The first link has none: a pointer to itself would be freed only by the garbage collector.
         self._jump: Self | None = None
         self.jump_keep = self.keep
         if parent is not None:
@@ -147,7 +148,7 @@ class Delivery(enum.StrEnum):
 
 
 class LogprobKind(enum.StrEnum):
-    """Of which distribution the logprobs are; engines differ."""
+    """The distribution of the logprobs, which differs between engines."""
 
     RAW = "raw"
     AFTER_TEMPERATURE = "after_temperature"
@@ -155,14 +156,14 @@ class LogprobKind(enum.StrEnum):
 
 
 class TurnFlag(enum.StrEnum):
-    """What is odd about a turn; none of these keeps it from being recorded."""
+    """What is odd about a turn. The turn is recorded anyway."""
 
     MISSING_STOP_ID = "missing_stop_id"  # ended by a stop token that is not among its ids
     REPAIRED_UNICODE = "repaired_unicode"  # text that was not valid Unicode was replaced
     SPECIAL_TOKEN_TEXT = "special_token_text"  # user or tool text spells a special token
     MALFORMED_CALL = "malformed_call"  # a tool call that could not be parsed was delivered as text
     DENIED_TOOL = "denied_tool"  # a call of a tool that the session may not use was delivered as text
-    NOT_TOKEN_FAITHFUL = "not_token_faithful"  # the engine gave text, and ids were not its own
+    NOT_TOKEN_FAITHFUL = "not_token_faithful"  # the engine returned only text, so the ids are not its own
     NAN_LOGPROB = "nan_logprob"  # the engine gave NaN, which is recorded as no logprob
     MEDIA_LEFT_OUT = "media_left_out"  # images or documents in the prompt are placeholders: the model reads text only
     IMPLAUSIBLE = "implausible"  # what no engine can have sampled; `error` says why
@@ -170,7 +171,7 @@ class TurnFlag(enum.StrEnum):
     UNMET_DEMAND = "unmet_demand"  # the reply lacks the call that was required, or does not follow the schema asked for
 
 
-# An engine's softmax overshoots zero by rounding: in single precision by 1e-4 where logits reach a thousand.
+# Rounding in an engine's softmax gives logprobs above zero: 1e-4 in single precision if logits reach a thousand.
 LARGEST_LOGPROB = 1e-3
 
 _LIMITS = ("max_tokens", "max_new_tokens", "max_completion_tokens")
@@ -187,8 +188,8 @@ _CONSTRAINTS = frozenset(
 class Segment(msgspec.Struct, frozen=True, gc=False):
     """A range `[start, stop)` of the sampled ids under one weight version.
 
-    Both versions are equal where it is known, differ where it lies between the two, and are None where
-    the engine did not say.
+    Both are equal if the version is known. They differ if it lies between the two, and are None if the engine did not
+    report it.
     """
 
     start: int
@@ -200,7 +201,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
 class SideArray(msgspec.Struct, frozen=True, eq=False):
     """Further values per token for `[start, start + tokens)` of the turn's prompt and reply together.
 
-    Dense: `values` has one row per token. Ragged: `counts` says how many of `values` each token has.
+    Dense: `values` has one row per token. Ragged: `counts` has the number of values of each token.
     """
 
     start: int
@@ -213,12 +214,12 @@ class SideArray(msgspec.Struct, frozen=True, eq=False):
 
 
 class TurnFacts(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of a turn besides its messages and tokens; stored as one JSON object."""
+    """The facts of a turn besides its messages and tokens. They are stored as one JSON object."""
 
     finish: Finish
     segments: tuple[Segment, ...]
     sampling: dict[str, Any] = {}
-    sampling_asked: dict[str, Any] | None = None  # None: nothing else was asked than what was applied
+    sampling_asked: dict[str, Any] | None = None  # None: the request asked for what was applied
     logprob_kind: LogprobKind | None = None  # None: the engine's kind is not known
     model: str | None = None
     renderer: str | None = None
@@ -235,12 +236,12 @@ class TurnFacts(OpenRecord, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_engine_fault(self) -> bool:
-        """Whether the engine failed, or gave what it cannot have sampled. Such a turn does not train."""
+        """Whether the engine failed, or returned what it cannot have sampled. Such a turn does not train."""
         return self.finish is Finish.ERROR or TurnFlag.IMPLAUSIBLE in self.flags
 
     @property
     def is_constrained(self) -> bool:
-        """Whether a flag, or a sampling parameter as applied, says that decoding was constrained."""
+        """Whether a flag, or a sampling parameter as applied, shows that decoding was constrained."""
         if TurnFlag.CONSTRAINED in self.flags:
             return True
         if not self.sampling:
@@ -288,7 +289,7 @@ class Turn:
         self.messages = prompt if reply is None else MessageChain((reply,), prompt, len(prompt))
 
     def with_facts(self, facts: TurnFacts) -> "Turn":
-        """The same turn, of which other facts are known by now."""
+        """The same turn with other facts."""
         other = copy(self)
         other.facts = facts
         return other
@@ -299,24 +300,24 @@ class Turn:
 
     @property
     def has_ids(self) -> bool:
-        """Whether its ids are known. Of a reply that came as text alone, how many tokens it has is not known either."""
+        """Whether its ids are known. If the reply came as text only, its number of tokens is unknown too."""
         return len(self.tokens) > 0 or TurnFlag.NOT_TOKEN_FAITHFUL not in self.facts.flags
 
     @property
     def temperature(self) -> float | None:
-        """What the reply was sampled at, as the engine applied it; None: that was not recorded."""
+        """The temperature that the engine applied, or None if it was not recorded."""
         given = self.facts.sampling.get("temperature")
         return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
 
     @property
     def prefix_miss(self) -> str | None:
-        """Why the gateway rendered the prompt in full; None: it extended held ids, or another recorder wrote it."""
+        """Why the gateway rendered the prompt in full. None: it extended held ids, or another recorder wrote this."""
         found: str | None = self.facts.extra.get("prefix_miss", self.facts.extra.get("prompt_why"))  # the name of 0.1
         return found
 
     @property
     def echoed_part(self) -> tuple[int, int] | None:
-        """Of which earlier turn, by its number, the prompt's messages have a part, and how many ids that is.
+        """The number of an earlier turn whose reply the prompt's messages hold in part, and how many ids that part has.
 
         None: the gateway found none, or another recorder wrote the turn.
         """
@@ -354,9 +355,9 @@ def implausibility(
     vocabulary: int | None,
     stop_ids: Sequence[int] | None,
 ) -> str | None:
-    """Why a reply cannot have been sampled with these parameters; None: it can.
+    """Why a reply cannot have been sampled with these parameters, or None if it can.
 
-    `vocabulary` is one more than the largest id of the tokenizer, and `stop_ids` end a reply; None: not known.
+    `vocabulary` is one more than the largest id of the tokenizer, and `stop_ids` end a reply. Each is None if unknown.
     """
     count = len(ids)
     if not count:
@@ -384,9 +385,9 @@ def implausibility(
 def implausible_in(
     head: "SessionHead", facts: TurnFacts, ids: Ids, logprobs: Logprobs | None, vocabulary: int | None = None
 ) -> str | None:
-    """As `implausibility`, for a turn of a session. A turn of another model than the session's has other ids.
+    """As `implausibility`, for a turn of a session. If the turn has another model, the session's ids do not apply.
 
-    `vocabulary` is for a session that does not say it.
+    `vocabulary` is used if the session does not state its own.
     """
     model, fingerprint = head.defaults.get("model"), head.defaults.get("fingerprint")
     same = model in (None, facts.model) and fingerprint in (None, facts.fingerprint)
@@ -400,6 +401,6 @@ def implausible_in(
 
 
 def _least(sampling: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """The least number of tokens that a parameter of these names says; None: none of them sets one."""
+    """The smallest number of tokens that a parameter with one of these names sets, or None if none does."""
     given = [sampling[name] for name in names if name in sampling]
     return min((one for one in given if isinstance(one, int) and one > 0), default=None) if given else None

@@ -27,7 +27,7 @@ def quoted(text: str, limit: int = 72) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number with few digits that count, without zeros at its end; None is empty text.
+    """A number with few significant digits and without zeros at its end. None is empty text.
 
     Below ten million all digits before the point are kept. The page writes numbers by the same rule, in format.ts.
     """
