@@ -1,8 +1,8 @@
 """All that a run consists of, read from its journals and shards themselves: for sealing, pruning and checking.
 
-A rollout that was taken over lies in parts: what each of its writers recorded, put together here. A journal holds the
-part of its own writer, whose counts include the earlier ones. A shard holds a rollout whole, up to the part of the
-writer that it names.
+A rollout that was taken over has one part per writer; the parts are joined here. A journal holds the part of its own
+writer, with counts that include the earlier parts. A shard holds a rollout whole, up to the part of the writer that it
+names.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=JournalSource | ShardSource)
 
 
 class SourceContents(Generic[S]):
-    """What one journal or shard holds, read when it is first asked for."""
+    """What one journal or shard holds, read at first use."""
 
     def __init__(self, source: S) -> None:
         self.source = source
@@ -50,7 +50,7 @@ class SourceContents(Generic[S]):
     @cached_property
     def rollouts(self) -> dict[Key, HeldRollout]:
         """Its rollouts, or its parts of them."""
-        # Events first: a rollout that ends meanwhile then counts as running.
+        # Events first: a rollout that ends in the meantime then counts as running.
         ends = {(one.about.key, one.writer): one for one in self.events if one.about.kind == EventKind.FINISH}
         held: dict[Key, HeldRollout] = {}
         with self._noting("its rollouts", "those of its rollouts that are not listed"):
@@ -94,7 +94,7 @@ class Listed(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether its owner's process lives."""
+        """Whether the process of its owner is alive."""
         return self.parts[-1].source.alive
 
     def load(self) -> list[StoredSession]:
@@ -103,13 +103,13 @@ class Listed(NamedTuple):
 
 
 class RunContents:
-    """What a run's sources hold. Close it: it keeps files open."""
+    """What a run's sources hold. Close it after use, because it keeps files open."""
 
     def __init__(self, sources: RunSources, journals: Iterable[Path] | None = None) -> None:
-        """Of the journals it takes all, or those given."""
+        """Without `journals`, it reads all journals of the run."""
         self.journals: list[SourceContents[JournalSource]] = []
         self._found: list[Problem] = []
-        # Journals first: one that is sealed and removed meanwhile is then still open here, or among the shards.
+        # Journals first: one that is sealed and removed in the meantime is still open here, or among the shards.
         for path in sources.journal_paths() if journals is None else journals:
             try:
                 self.journals.append(SourceContents(JournalSource(path)))
@@ -146,7 +146,7 @@ class RunContents:
         return dict(sorted(merged.items(), key=lambda item: item[1].order))
 
     def deciding(self, key: Key) -> list[Event]:
-        """The events that the outcome of a rollout follows from, in their order."""
+        """The events that decide the outcome of a rollout, in order."""
         return [stored.event for stored in self._deciding.get(key, ())]
 
     @cached_property
@@ -170,15 +170,15 @@ class RunContents:
 @contextlib.contextmanager
 def open_contents(directory: RunDirectory) -> Iterator[RunContents]:
     """Everything that a local run consists of: its journals, its shards, and those published elsewhere."""
-    directory.published()  # raises if it cannot be read: those that are elsewhere would seem to be nowhere
+    directory.published()  # raises if it cannot be read: shards published elsewhere would seem to be missing
     with contextlib.closing(RunContents(RunSources(directory, Place(directory.path)))) as contents:
         yield contents
 
 
 def _join_parts(key: Key, found: Sequence[AnySource]) -> tuple[Listed, list[Problem]]:
-    """One rollout as several sources list it, and what is wrong with that: a part is missing, or there is another.
+    """One rollout as several sources list it, and its problems: a missing part, or a second one of the same epoch.
 
-    Of two copies of a part the first one counts.
+    If there are two copies of a part, the first one counts.
     """
     parts: dict[str, AnySource] = {}
     for one in found:

@@ -50,10 +50,10 @@ class Run:
 
     @contextlib.contextmanager
     def snapshot(self) -> "Iterator[Run]":
-        """A reader for many questions in a row: it lists rollouts and events as they are now.
+        """A reader for many calls in a row: it lists rollouts and events as they are now.
 
-        Turns are read when they are asked for, so a rollout that is being recorded may show more of them than
-        the list counts. It is for one thread; when the block ends it is a reader like any other.
+        Turns are read when they are requested, so a rollout that is being recorded may show more of them than the list
+        counts. It is for one thread. After the block it is a reader like any other.
         """
         if self._of is not None:
             yield self
@@ -79,14 +79,14 @@ class Run:
         yield from self._loading().load_each([row.key for row in rows if task_id in (None, row.task_id)])
 
     def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
-        """One rollout by its id, a foreign id of it, or the beginning of its id; the latest try, unless told which."""
+        """One rollout by its id, a foreign id of it, or the beginning of its id. By default its latest try."""
         found = self.find(rollout_id, try_index)
         return self._loading().load((found.id, found.tries[-1]))
 
     def find(self, rollout_id: str, try_index: int | None = None) -> NamedTries:
-        """What such an id means: a rollout, and its tries, or those that other programs call so, or the one given.
+        """The rollout that an id means, and its tries: all, those with this foreign id, or the given one.
 
-        Raises NoSuchRollout, or its kind AmbiguousId if several rollouts may be meant.
+        Raises NoSuchRollout, or its subclass AmbiguousId if several rollouts may be meant.
         """
         found = self._indexed().find(rollout_id, self.name)
         if try_index is None:
@@ -115,18 +115,18 @@ class Run:
         return self._indexed().versions()
 
     def events(self, *, summaries: bool = False) -> list[Event]:
-        """All events of all writers, in their order; summaries, which add nothing new, if asked for. Reads the tape."""
+        """All events of all writers, in order; with `summaries`, also those, which add nothing new. Reads the tape."""
         with self._contents() as contents:
             found = contents.events.values()
             return [one.event for one in found if summaries or one.about.kind != EventKind.SUMMARY]
 
     def remarks(self, kind: EventKind) -> list[Event]:
-        """The events of one kind, in their order, from the index. It does not have finishes, traces, deliveries and
-        events about turns; of scores it has those that came after the finish."""
+        """The events of one kind, in order, from the index. It lacks finishes, traces, deliveries, events about turns,
+        and scores that came with a finish."""
         return self._indexed().events(kind)
 
     def writers(self) -> frozenset[str]:
-        """The writers of this run whose processes live."""
+        """The writers of this run whose processes are alive."""
         return self._indexed().writers()
 
     def standings(self, *, step: int, source: str | None) -> npt.NDArray[Any]:

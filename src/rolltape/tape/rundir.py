@@ -1,4 +1,4 @@
-"""Where a run lies: its directory, and the places, local or at a URL, that hold its shards.
+"""The directory of a run, and the places, local or at a URL, that hold its shards.
 
     RUN/run.json                   schema, name, created
     RUN/published.json             further locations (fsspec URLs) that hold shards of this run
@@ -6,8 +6,8 @@
     RUN/journals/WRITER.owner      the file that the process keeps locked while it lives
     RUN/shards/SHARD/              sealed Parquet files; without its MANIFEST.json a shard is half-written, and ignored
 
-A minor schema version only adds keys inside the JSON objects on the tape, and new event kinds; both survive
-whatever rewrites them. A reader of an older minor version can therefore read and seal a newer tape.
+A minor schema version only adds keys inside the JSON objects on the tape, and new event kinds. Code that rewrites a
+tape keeps both. So a reader of an older minor version can read and seal a newer tape.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from rolltape.tape.recording.fields import is_unicode
 SCHEMA = "1.0"
 RUN_FILE = "run.json"
 PUBLISHED_FILE = "published.json"
-PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # for their owner alone: a run holds prompts, replies and keys
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # for the owner only: a run holds prompts, replies and keys
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(:|//)")
 
@@ -48,7 +48,7 @@ class RunDirectory:
 
     @classmethod
     def made_or_opened(cls, path: str | os.PathLike[str], name: str | None) -> "RunDirectory":
-        """The run at `path`, made there if there is none; a name given must be the one it was made with."""
+        """The run at `path`, which is made if there is none. A given name must be the name that it was made with."""
         root = _local(path)
         if name is not None and (not isinstance(name, str) or not name.strip() or not is_unicode(name)):
             raise RecordError(f"run {root}: its name is {name!r}; give a text that is not empty, and valid Unicode")
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @classmethod
     def opened(cls, path: str | os.PathLike[str]) -> "RunDirectory":
-        """The run at `path`, which is there already."""
+        """The run at `path`, which must exist."""
         root = _expanded(path)
         try:
             raw = (root / RUN_FILE).read_bytes()
@@ -106,7 +106,7 @@ class RunDirectory:
 
 
 def _local(path: str | os.PathLike[str]) -> Path:
-    """A path to record at. A journal needs a local disk, so URLs are refused."""
+    """The path of a run to record. A journal needs a local disk, so URLs are refused."""
     text = os.fspath(path)
     if not isinstance(text, str) or not is_unicode(text) or "\0" in text:
         raise RecordError(f"run {text!r}: not a path in valid Unicode; give another")
@@ -119,13 +119,13 @@ def _local(path: str | os.PathLike[str]) -> Path:
 
 
 def _expanded(path: str | os.PathLike[str]) -> Path:
-    with contextlib.suppress(RuntimeError):  # no such user: then the path is taken as it is
+    with contextlib.suppress(RuntimeError):  # no such user: the path is used as it is
         return Path(path).expanduser().absolute()
     return Path(path).absolute()
 
 
 def is_too_new(schema: object) -> bool:
-    """Whether a schema is of a later major version than this program reads; ValueError if it is no version."""
+    """Whether a schema is of a later major version than this program reads. Raises ValueError if it is no version."""
     return int(str(schema).partition(".")[0]) > int(SCHEMA.partition(".")[0])
 
 
@@ -148,7 +148,7 @@ def checked_about(raw: bytes, where: str) -> dict[str, Any]:
 def locked(directory: Path, name: str = "run.lock", wait_s: float | None = None) -> Iterator[None]:
     """Hold a run's lock against other processes and threads of this machine.
 
-    Whoever holds it for longer than `wait_s`, such as a process that was stopped, is named in an error.
+    If another process, such as a stopped one, holds it for longer than `wait_s`, the error names that process.
     """
     try:
         handle = open_private(directory / name, "ab")
@@ -176,7 +176,7 @@ def _lock(descriptor: int, wait_s: float | None, refusal: str) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """The process that has locked an open file, as far as the system tells."""
+    """The process that has locked an open file, or "?" if the system does not report it."""
     about = os.fstat(descriptor)
     place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
     with contextlib.suppress(OSError, ValueError):
@@ -188,13 +188,13 @@ def _holder(descriptor: int) -> str:
 
 
 def open_private(path: Path, mode: str = "wb") -> IO[bytes]:
-    """Open a file of a run for writing. One that is made is for its owner alone, whatever the umask."""
+    """Open a file of a run for writing. A new file is readable by its owner only, whatever the umask."""
     handle: IO[bytes] = open(path, mode, opener=private_opener)  # noqa: SIM115 - the caller closes it
     return handle
 
 
 def private_opener(path: str | os.PathLike[str], flags: int) -> int:
-    """As `open_private`, for whoever needs a descriptor: `os.open` with the right mode."""
+    """As `open_private`, for callers that need a descriptor: `os.open` with the right mode."""
     try:
         descriptor = os.open(path, flags | os.O_EXCL, PRIVATE_FILE) if flags & os.O_CREAT else -1
     except FileExistsError:
@@ -208,7 +208,7 @@ def private_opener(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def _name_runs(folder: Path) -> str:
-    """The runs in a folder that is none itself, for its error; empty: there are none."""
+    """The runs in a folder that is no run itself, as the end of an error message; empty if there are none."""
     runs = sorted(file.parent.name for file in folder.glob(f"*/{RUN_FILE}"))
     if not runs:
         return ""
@@ -216,9 +216,9 @@ def _name_runs(folder: Path) -> str:
 
 
 def make_private_folder(path: Path, *, parents: bool = True) -> None:
-    """Make a folder of a run for its owner alone, whatever the umask; with `parents` the run's own before it.
+    """Make a folder of a run for its owner only, whatever the umask. With `parents`, also make the run's folder.
 
-    A folder that is there stays as it is: whoever shares a run sets its mode.
+    An existing folder stays as it is: users who share a run set its mode themselves.
     """
     if parents:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,7 @@ def make_private_folder(path: Path, *, parents: bool = True) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file for a library that would make it with other rights. SQLite gives its logs the same."""
+    """Make an empty file for a library that would make it with other permissions. SQLite's logs get the same."""
     os.close(private_opener(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC))
 
 
@@ -239,12 +239,12 @@ def is_in_run(path: Path) -> bool:
 
 
 def user_cache() -> Path:
-    """The folder for what this user's programs can make again; RuntimeError where there is no home."""
+    """Rolltape's folder in the user's cache. Raises RuntimeError if there is no home directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "rolltape"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, finds the old content or the new one."""
+    """Write a file so that readers, also after a crash, find either the old content or the new one."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")  # two threads may write it
     with open_private(fresh, "wb") as handle:
         handle.write(data)
@@ -279,14 +279,14 @@ class Place:
         return "/".join((self.root, *names))
 
     def about(self) -> bytes | None:
-        """The content of its run.json; None: there is none."""
+        """The content of its run.json, or None if there is none."""
         return self.read(RUN_FILE)
 
     def shard_ids(self) -> list[str]:
-        """The directories under `shards/`, half-written ones included."""
+        """The directories under `shards/`, also half-written ones."""
         try:
             if self.is_local:
-                return sorted(one.name for one in Path(self.path("shards")).iterdir())  # quicker by far than fsspec
+                return sorted(one.name for one in Path(self.path("shards")).iterdir())  # much faster than fsspec
             self._files.invalidate_cache()
             found = self._files.ls(self.path("shards"), detail=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -317,7 +317,7 @@ class Place:
         return handle
 
     def write(self, data: bytes, *names: str) -> None:
-        """A whole file; a local one is complete under its name, or not there."""
+        """Write a whole file. A local file is complete, or does not exist under its name."""
         if self.is_local:
             path = Path(self.path(*names))
             try:
@@ -375,7 +375,7 @@ class FoundRun(NamedTuple):
 
 
 def find_run(location: str | os.PathLike[str]) -> FoundRun:
-    """The run at a path or an fsspec URL; raises RunNotFound."""
+    """The run at a path or an fsspec URL. Raises RunNotFound."""
     text = os.fspath(location)
     if not isinstance(text, str) or not is_unicode(text) or "\0" in text:
         raise RunNotFound(f"{text!r}: no run there; it is no path or URL in valid Unicode")

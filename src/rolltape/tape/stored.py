@@ -1,6 +1,6 @@
 """Rollouts and events as they are stored, the same whether they come from a journal or a shard.
 
-JSON stays in bytes here, so that fields of a newer version survive whatever rewrites it.
+JSON stays in bytes here, so that fields of a newer version are kept when it is rewritten.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ LARGEST_ROW = 2**62
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """What reading a source may raise that is damaged, out of reach, or no longer there."""
+    """The errors of reading a source that is damaged, out of reach, or no longer there."""
     of_sources = (TapeError, OSError, sqlite3.Error, msgspec.MsgspecError)
     return arrow_errors(*of_sources, ValueError, LookupError, TypeError, AttributeError)
 
@@ -32,14 +32,14 @@ class Problem(msgspec.Struct, frozen=True):
 
     where: str
     what: str
-    lost: str  # what cannot be had for that reason; "" if nothing is lost
+    lost: str  # what cannot be read for that reason; "" if nothing is lost
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" + (f"; lost: {self.lost}" if self.lost else "")
 
 
 class StoredTurn(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """A turn as it is coded: so much of an earlier turn of its session, and what is new."""
+    """A turn as it is coded: how much it keeps of an earlier turn of its session, and what is new."""
 
     sequence: int
     parent: int | None
@@ -77,7 +77,7 @@ class About(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event as it is stored. Its data is decoded when asked for: of most events only `about` matters."""
+    """An event as it is stored. Its data is decoded on demand: for most events only `about` matters."""
 
     writer: str
     sequence: int
@@ -95,12 +95,12 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def order_text(self) -> str:
-        """The order as a text: such texts sort as their events do."""
+        """The order as a text. These texts sort as their events do."""
         return f"{self.about.at_ns:020d} {self.writer} {self.sequence:012d}"
 
     @property
     def event(self) -> Event:
-        """All of it, made anew each time."""
+        """The decoded event, made anew each time."""
         fields: dict[str, Any] = decode_numbers(self.body) if b'"$float"' in self.body else _decode(self.body)
         return Event(
             writer=self.writer,
@@ -159,19 +159,19 @@ def decides(about: About) -> bool:
 
 
 def is_listed(about: About) -> bool:
-    """Whether the index lists an event of a rollout that still runs: it bears on outcome, tags, or notes."""
+    """Whether the index lists an event of a running rollout: it affects outcome, tags, or notes."""
     return decides(about) or about.kind in ANNOTATION_KINDS
 
 
 def counts_for(stored: StoredEvent, owner: str | None) -> bool:
-    """Whether an event counts for a rollout: only its own writer finishes it, any writer may append the rest."""
+    """Whether an event counts for a rollout: only its owner finishes it, any writer may append other events."""
     return stored.about.kind != EventKind.FINISH or stored.writer == owner
 
 
 def rank_part(epoch: int, *, ended: bool, started_ns: int, writer: str) -> tuple[int, bool, int, str]:
-    """The rank of a part of a rollout. The first one is its owner's: that of the highest epoch.
+    """The rank of a part of a rollout. The first part is its owner's: the part of the highest epoch.
 
-    If two writers recorded the same epoch by mistake: one that ended before one that did not, then the earlier one.
+    If two writers recorded the same epoch by mistake, an ended part comes before an open one, then the earlier part.
     """
     return (-epoch, not ended, started_ns, writer)
 
@@ -190,7 +190,7 @@ def join_sessions(parts: Iterable[Sequence[StoredSession]]) -> list[StoredSessio
 
 
 def holds_part(whole: Sequence[StoredSession], part: Sequence[StoredSession]) -> bool:
-    """Whether sessions include all turns of a part, to the letter."""
+    """Whether sessions include all turns of a part, with the same ids and facts."""
     turns = {(session.ordinal, turn.sequence): turn for session in whole for turn in session.turns}
     return {session.ordinal for session in part} <= {session.ordinal for session in whole} and all(
         _is_same(turns.get((session.ordinal, turn.sequence)), turn) for session in part for turn in session.turns

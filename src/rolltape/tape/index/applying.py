@@ -1,4 +1,4 @@
-"""What is new in a run → rows of its index. Applying it twice, or in another order, gives the same rows."""
+"""New data of a run → rows of its index. Applying it twice, or in another order, gives the same rows."""
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ class Applier:
         self._last_ns = 0
 
     def add_events(self, events: Sequence[StoredEvent]) -> None:
-        """Keep events that lie apart from their rollout's own."""
+        """Store events that are not read with their rollout's own events."""
         rows = [
             (*one.key, one.about.at_ns, one.about.kind, one.about.rollout, one.about.try_index, one.body)
             for one in events
@@ -59,7 +59,7 @@ class Applier:
                 self._name_environment(one)
 
     def add_rollouts(self, news: News, found: Iterable[FoundHead]) -> None:
-        """Put rollouts in, or, if they are known, where they lie now and what became of them."""
+        """Insert rollouts, or, if they are known, update their place and their end."""
         with_events = self._with_events()
         for one in found:
             key = one.head.key
@@ -77,18 +77,18 @@ class Applier:
                 self._apply([news.summaries[key]])
 
     def apply(self, news: News) -> None:
-        """Take in what is new of rollouts that are in the index already."""
+        """Apply what is new about rollouts that are in the index already."""
         for key, rollout in news.rollouts.items():
             if key not in news.fresh:
                 self._change_part(key, rollout, news.name)
         self._apply(news.apart)
 
     def apply_summaries(self, news: News) -> None:
-        """Take in summaries of rollouts that lie elsewhere, once all rollouts are in."""
+        """Apply summaries of rollouts in other sources, after all rollouts were added."""
         self._apply([one for key, one in news.summaries.items() if key not in news.fresh])
 
     def set_writer(self, place: str, writer: str, alive: bool) -> None:
-        """Note whether a writer lives; its unfinished rollouts then run, or are lost."""
+        """Note whether a writer is alive. Its unfinished rollouts are then running, or lost."""
         row = self._connection.execute("SELECT alive FROM sources WHERE name = ?", (place,)).fetchone()
         if row is not None and bool(row[0]) != alive:
             self._connection.execute("UPDATE sources SET alive = ? WHERE name = ?", (alive, place))
@@ -97,14 +97,14 @@ class Applier:
             )
 
     def set_problems(self, source: str, problems: Sequence[Problem], *, keep: bool = False) -> None:
-        """Note what cannot be read in a source, in place of what was noted before or beside it."""
+        """Note what cannot be read in a source. With `keep`, problems noted before stay."""
         if not keep:
             self._connection.execute("DELETE FROM problems WHERE source = ?", (source,))
         rows = [(source, msgspec.json.encode(one).decode()) for one in problems]
         self._connection.executemany("INSERT OR IGNORE INTO problems VALUES (?, ?)", rows)
 
     def finish(self) -> None:
-        """Write down the revision."""
+        """Store the revision."""
         write_about(self._connection, "revision", self.revision)
         last_ns = max(self._last_ns, int(read_about(self._connection, "last_activity_ns", 0)))
         write_about(self._connection, "last_activity_ns", last_ns)
@@ -115,14 +115,14 @@ class Applier:
         return row_columns(found, rollout, news.name, self._environments.get(head.source), self.revision)
 
     def _known_part(self, key: Key) -> tuple[int, dict[str, Any]] | None:
-        """The number of a rollout, and the part of its owner; None: the index does not hold it yet."""
+        """The number of a rollout and the part of its owner, or None if the index does not have it yet."""
         row = self._connection.execute(
             f"SELECT number, {', '.join(PART)} FROM rollouts WHERE id = ? AND try_index = ?", key
         ).fetchone()
         return None if row is None else (row[0], dict(zip(PART, row[1:], strict=True)))
 
     def _add_part(self, number: int, part: dict[str, Any], row: dict[str, Any], found: FoundHead) -> None:
-        """A rollout that is in the index already was found again: moved into a shard, taken over, or by mistake."""
+        """Apply a rollout that was found again: moved into a shard, taken over, or recorded twice by mistake."""
         fresh = {name: row[name] for name in PART}
         if part["writer"] == fresh["writer"]:
             if self._is_sealed(part):
@@ -156,7 +156,7 @@ class Applier:
             ),
         )
         self._set_part(number, owner)
-        if owner["finish"] is None:  # it was taken over: what is known of its content is no longer all
+        if owner["finish"] is None:  # it was taken over: its summary and words are incomplete now
             for table in ("summaries", "searchable"):
                 self._connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (number,))
         if found is not None and owner["writer"] == found.writer:
@@ -174,7 +174,7 @@ class Applier:
         )
 
     def _change_part(self, key: Key, rollout: FoundRollout, place: str) -> None:
-        """Change what is known of the part of a rollout that lies at a place; it may have ended."""
+        """Update the part of a rollout that lies at a place. The rollout may have ended."""
         known = self._known_part(key)
         if known is None:
             return
@@ -200,7 +200,7 @@ class Applier:
         return [msgspec.msgpack.decode(raw) for (raw,) in rows.fetchall()]
 
     def _apply(self, events: Sequence[StoredEvent]) -> None:
-        """Let events decide, each unless a later one of its kind has."""
+        """Apply events. An event has no effect if a later one of its kind was applied."""
         annotated: dict[int, Key] = {}
         for stored in events:
             about = stored.about
@@ -226,7 +226,7 @@ class Applier:
             self._annotate(number, key)
 
     def _annotate(self, number: int, key: Key) -> None:
-        """Work out the tags and notes of a rollout from all events about them: each changes what was before it."""
+        """Compute the tags and notes of a rollout from all events about them: each builds on the earlier ones."""
         query = f"SELECT head_tags FROM rollouts WHERE number = {number}"
         ((launch_tags,),) = self._connection.execute(query).fetchall()
         held = annotations_of(annotation_events(self._connection, key), msgspec.json.decode(launch_tags))
@@ -275,7 +275,7 @@ class Applier:
             )
 
     def _outdate(self, number: int, order: str) -> None:
-        """Something changed what a summary of the rollout comes to."""
+        """Discard the summary of a rollout if it does not cover an event that changes it."""
         cursor = self._connection.execute(
             "UPDATE rollouts SET changed = ?, revision = ? WHERE number = ? AND changed < ?",
             (order, self.revision, number, order),
@@ -296,7 +296,7 @@ class Applier:
         return select_events(self._connection, "rollout = ? AND try_index = ?", *key)
 
     def _with_events(self) -> set[Key]:
-        """The rollouts that events of the index are about and that it does not hold yet."""
+        """The rollouts that are not in the index yet although it has events about them."""
         rows = self._connection.execute(
             "SELECT DISTINCT e.rollout, e.try_index FROM events e WHERE e.rollout IS NOT NULL AND NOT EXISTS "
             "(SELECT 1 FROM rollouts r WHERE r.id = e.rollout AND r.try_index = e.try_index)"
@@ -330,7 +330,7 @@ def store_summary(
     problems: Sequence[str],
     revision: int,
 ) -> None:
-    """Keep the summary of a rollout, which takes in all events up to one."""
+    """Store the summary of a rollout. It includes all events up to the one that `covers` names."""
     packed = pack_summary(summary)
     connection.execute(
         "INSERT OR REPLACE INTO summaries VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -1,4 +1,4 @@
-"""Fill in, in the background, what the index lacks: summaries of rollouts that have ended, and their words."""
+"""Fills in, in the background, what the index lacks: summaries and words of rollouts that have ended."""
 
 import contextlib
 import fcntl
@@ -26,7 +26,7 @@ Stop = Callable[[], bool]
 
 
 class _Lacking(NamedTuple):
-    """A rollout of which something is lacking, as it was when that was found out."""
+    """A rollout and what the index lacks of it, as it was when it was looked up."""
 
     number: int
     key: Key
@@ -45,20 +45,20 @@ class _Read(NamedTuple):
 
 
 def fill(index: Index, summarize: Summarize, stop: Stop = lambda: False, *, words: bool = True) -> None:
-    """Fill in all that is lacking, until `stop` says so."""
+    """Fill in all that is lacking, until `stop` returns true."""
     with Filler(index, summarize, words=words) as filler:
         filler.fill(stop)
 
 
 class Filler:
-    """Fills one index. Several processes may; the first one begins with the newest rollouts, others with the oldest."""
+    """Fills one index. Of several processes, the first begins with the newest rollouts, others with the oldest."""
 
     def __init__(self, index: Index, summarize: Summarize, *, words: bool = True) -> None:
         self._index = index
         self._summarize = summarize
         self._words = words
         self._lacking: list[int] = []  # numbers of rollouts, the newest last
-        self._looked_at: tuple[object, int] = (None, -1)  # the file and revision up to which was looked
+        self._looked_at: tuple[object, int] = (None, -1)  # the file and revision of the last look
         self._lock = contextlib.ExitStack()
         self._is_first = False
 
@@ -74,7 +74,7 @@ class Filler:
         self._is_first = False
 
     def fill(self, stop: Stop) -> bool:
-        """Fill in what is lacking; whether it came to the end before `stop` said so."""
+        """Fill in what is lacking. Return whether everything was filled in before `stop` returned true."""
         self._is_first = self._is_first or self._locked()
         try:
             while not stop():
@@ -83,7 +83,7 @@ class Filler:
                     return True
                 self._fill_some(stop)
         except BaseException:
-            self._looked_at = (None, -1)  # what was at hand is looked for again
+            self._looked_at = (None, -1)  # look again for what was being filled in
             raise
         return False
 
@@ -122,7 +122,7 @@ class Filler:
                 self._looked_at = (path, revision)
 
     def _still_lacking(self, number: int) -> _Lacking | None:
-        """What a rollout lacks now; None: nothing that can be had."""
+        """What a rollout lacks now, or None if there is nothing to fill in."""
         columns = "id, try_index, place, changed, s.rollout IS NULL OR u.rollout IS NOT NULL, w.rollout IS NULL, pruned"
         question = f"SELECT {columns} FROM {_LACKING} AND number = ?"
         row = self._index.file.connection().execute(question, (self._words, number)).fetchone()
@@ -133,10 +133,10 @@ class Filler:
         return _Lacking(number, (id_, try_index), place, changed, bool(summary), bool(words) and self._words, has_turns)
 
     def _read(self, lacking: _Lacking) -> _Read | None:
-        """Read a rollout; None: it has changed meanwhile, and its turn will come again."""
+        """Read a rollout, or return None if it has changed in the meantime and will be found again."""
         read = self._read_once(lacking)
         if read.problems:
-            # It may have been moved, which is no damage: the index then says where it lies now.
+            # It may have been moved, which is no damage: the index then has its new place.
             self._index.advance()
             now = self._still_lacking(lacking.number)
             if now is None or (now.place, now.changed) != (lacking.place, lacking.changed):
@@ -185,7 +185,7 @@ _LACKING = f"""rollouts LEFT JOIN summaries s ON s.rollout = number LEFT JOIN se
 
 
 def _unchanged(connection: sqlite3.Connection, read: Collection[_Read]) -> Iterator[_Read]:
-    """Those that lie where they were read, and of which nothing was recorded since."""
+    """The rollouts that are still where they were read, and that have not changed since."""
     for one in read:
         row = connection.execute(
             "SELECT id, try_index, place, changed FROM rollouts WHERE number = ?", (one.lacking.number,)
@@ -195,7 +195,7 @@ def _unchanged(connection: sqlite3.Connection, read: Collection[_Read]) -> Itera
 
 
 def _index_words(connection: sqlite3.Connection, number: int, messages: Sequence[Message]) -> list[str]:
-    """Make a rollout searchable; the problem if its messages cannot be."""
+    """Make a rollout searchable. Return the problem if its messages cannot be searched."""
     if connection.execute("SELECT 1 FROM searchable WHERE rollout = ?", (number,)).fetchone():
         return []
     connection.execute("SAVEPOINT words")

@@ -1,8 +1,8 @@
 """The index of a run as a SQLite file: where it lies, its tables, and how it is opened, replaced and discarded.
 
 The file is RUN/cache/index-FORMAT-GENERATION.sqlite, in the user's cache folder where the run cannot be written to. It
-holds nothing that the tape does not: it may be deleted at any time. Whoever finds that its write lock is held by a
-process that does not go on makes another generation; `index.json` names the one that counts.
+holds nothing that the tape does not: it may be deleted at any time. If a stopped process holds the write lock, another
+process makes a new generation; `index.json` names the generation that counts.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from rolltape.tape.stored import StoredEvent, decoded_event
 FORMAT = 4
 FOLDER = "cache"
 POINTER = "index.json"
-# Summaries are fixed arrays over these, so that those of a hundred thousand rollouts are read as one.
+# Summaries are fixed arrays over these, so that a hundred thousand of them are read as one array.
 CAUSES = tuple(ForkCause)
 FATES = tuple(Fate)
 POLICIES = tuple(PRESETS)
@@ -38,7 +38,7 @@ BEHAVIOR = BehaviorCounts.__struct_fields__
 # An index whose arrays are of another layout, or of other rules, is made again.
 LAYOUT = digest_of(str(SUMMARY_RULES), *CAUSES, *FATES, *BEHAVIOR, *(one.key for one in PRESETS.values())).hex()
 _BUSY_S = 5.0  # a transaction takes a fraction of it
-# In KiB, below zero. To read all rows is quicker through few pages than into many; to write, rows go all over the file.
+# Negative: in KiB. A small cache reads all rows faster. Writes touch pages all over the file, so they need a large one.
 _CACHE_TO_READ, _CACHE_TO_WRITE = -4096, -65536
 
 TABLES = """
@@ -84,7 +84,7 @@ class IndexFile:
     def __init__(self, run: Path | None, url: str, created: object) -> None:
         self._identity = json.dumps([FORMAT, LAYOUT, url if run is None else None, created])
         self.folder = _folder(run, url)
-        self.path: Path | None = None  # the generation that the connection is to
+        self.path: Path | None = None  # the generation that is open
         self._connection: sqlite3.Connection | None = None
         self._is_in_memory = False
         self._was_discarded = False
@@ -95,9 +95,9 @@ class IndexFile:
         return self.folder / "index.lock"
 
     def connection(self) -> sqlite3.Connection:
-        """The index that counts now, made if there is none."""
+        """A connection to the current generation, which is made if there is none."""
         if self._connection is not None and (self._is_in_memory or self._connection.in_transaction):
-            return self._connection  # within one moment, also if another generation was made meanwhile
+            return self._connection  # one snapshot, even if another generation was made in the meantime
         named = self._named()
         if self._connection is not None and named == self.path and named is not None and named.exists():
             return self._connection
@@ -128,12 +128,12 @@ class IndexFile:
                 connection.execute("ROLLBACK")
             raise
         finally:
-            with contextlib.suppress(sqlite3.Error):  # it is damaged, as who writes has found already
+            with contextlib.suppress(sqlite3.Error):  # it is damaged, and the write has failed already
                 connection.execute(f"PRAGMA cache_size = {_CACHE_TO_READ}")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """One moment of the index for several questions."""
+        """One snapshot of the index for several queries."""
         connection = self.connection()
         if connection.in_transaction:
             yield connection
@@ -146,7 +146,7 @@ class IndexFile:
                 connection.execute("COMMIT")
 
     def replace(self, *, keep: bool) -> None:
-        """Make another generation, with all that the present one holds or empty, and have everybody use that."""
+        """Make a new generation, empty or a copy of the current one, and have all processes use it."""
         old, old_connection = self.path, self._connection
         make_private_folder(self.folder, parents=False)  # it may be deleted at any time, and the run too
         fresh = self.folder / f"index-{FORMAT}-{secrets.token_hex(6)}.sqlite"
@@ -182,7 +182,7 @@ class IndexFile:
             self._connection.executescript("BEGIN;" + TABLES + "COMMIT;")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._connection is not None:
             self._connection.close()
         self._connection, self.path = None, None
@@ -231,7 +231,7 @@ _temporary: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
 
 def _folder(run: Path | None, url: str) -> Path:
-    """RUN/cache; where that cannot be written, a folder in the user's cache; else one that ends with this process."""
+    """RUN/cache; if that cannot be written, a folder in the user's cache; else a temporary folder of this process."""
     name = hashlib.sha256(url.encode("utf-8", "replace")).hexdigest()[:32]
     for folder in ([] if run is None else [run / FOLDER]) + [user_cache() / name]:
         if _is_usable(folder):
@@ -242,7 +242,7 @@ def _folder(run: Path | None, url: str) -> Path:
 
 
 def _is_usable(folder: Path) -> bool:
-    """Whether SQLite files can be kept there: it is writable, and on a disk of this machine."""
+    """Whether SQLite files can be kept in a folder: it is writable, and on a disk of this machine."""
     try:
         make_private_folder(folder)
     except OSError:
@@ -278,7 +278,7 @@ def pack_summary(summary: RolloutSummary) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def select_events(connection: sqlite3.Connection, where: str, *values: object) -> list[StoredEvent]:
-    """The events that the index keeps apart from their rollouts' own, in their order."""
+    """Events from the table of the index, in order. It lacks those that are read with their rollout."""
     rows = connection.execute(
         f"SELECT writer, sequence, body FROM events WHERE {where} ORDER BY at_ns, writer, sequence", values
     ).fetchall()
@@ -286,11 +286,11 @@ def select_events(connection: sqlite3.Connection, where: str, *values: object) -
 
 
 def read_about(connection: sqlite3.Connection, key: str, default: Any = None) -> Any:
-    """A value that the index holds of itself."""
+    """A value that the index stores about itself."""
     row = connection.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
     return default if row is None else row[0]
 
 
 def write_about(connection: sqlite3.Connection, key: str, value: Any) -> None:
-    """Set a value that the index holds of itself."""
+    """Set a value that the index stores about itself."""
     connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (key, value))

@@ -1,8 +1,8 @@
-"""The one reader that follows a run: it brings the index up to what journals and shards hold.
+"""The follower, the one reader that updates the index of a run from its journals and shards.
 
-It reads each journal in one read transaction, and begins again if somebody wrote while it opened them, so that all of
-them are seen at one moment. What it finds goes into the index in one transaction. A source with very much that is new
-goes in piece by piece; meanwhile the index says how much of it is in, and each row that it has is complete.
+It reads each journal in one read transaction. If a process wrote while it opened them, it begins again, so that it sees
+all journals at one moment. It writes what it finds in one transaction. A large source is written piece by piece: until
+then the index reports how much of it is there, and each row that is there is complete.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from rolltape.tape.stored import Problem, read_errors
 
 _PIECE = 4_000  # rollouts in a transaction
 _STUCK_S = 5.0  # without a sign of life from the process that holds the lock
-_CUT_TRIES = 40  # to see all journals at moments between which nobody wrote
+_CUT_TRIES = 40  # to see all journals at one moment, without a write in between
 
 Stop = Callable[[str], None]  # called between any two reads, with what comes next: for tests
 
 
 class _Pinned(NamedTuple):
-    """A journal as it was at one moment, with what was known before that moment of its writer being alive."""
+    """A journal as it was at one moment, and its last event then."""
 
     journal: JournalSource
     last_event: int
@@ -51,7 +51,7 @@ class Follower:
         self._journals: dict[Path, JournalSource] = {}  # those that are read again and again
 
     def advance(self) -> bool:
-        """Index what was written before this call; whether anything was new."""
+        """Index what was written before this call. Return whether anything was new."""
         with self._locked():
             changed = self._advance()
             if not read_about(self._file.connection(), "looked", 0):
@@ -62,7 +62,7 @@ class Follower:
             return changed
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for journal in self._journals.values():
             journal.close()
         self._journals.clear()
@@ -91,7 +91,7 @@ class Follower:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the follower's lock, or go on without it if its holder shows no sign of life: all writing is safe."""
+        """Hold the follower's lock, or continue without it if its holder seems stopped: all writing is safe."""
         with contextlib.ExitStack() as held:
             try:
                 make_private_folder(self._file.folder, parents=False)  # it may be deleted at any time, and the run too
@@ -122,14 +122,14 @@ class Follower:
         return _read_marks(self._file.connection())
 
     def _cut(self, marks: dict[str, Marks], known: set[str]) -> tuple[list[_Pinned], list[ShardSource]]:
-        """All journals that may hold something new, and all shards, at moments between which nobody wrote."""
+        """All journals that may hold something new, and all shards, without a write in between."""
         for _ in range(_CUT_TRIES):
             paths = self._sources.journal_paths()
             opened = [journal for path in paths if (journal := self._opened(path, marks))]
             pinned = []
             for journal in opened:
                 self._stop(f"pin {journal.writer}")
-                # Alive or not is asked first: all that a dead writer wrote is then there to be seen.
+                # First look whether the writer is alive: then all that a dead writer wrote is seen.
                 journal.probe()
                 try:
                     pinned.append(_Pinned(journal, journal.pin()))
@@ -137,7 +137,7 @@ class Follower:
                     if journal.path.exists():
                         problem = Problem(journal.where, str(error), "possibly everything in it")
                         self._note_problem(journal.name, problem)
-            # Journals first: what is sealed and removed meanwhile is then found among the shards.
+            # Journals first: one that is sealed and removed in the meantime is found among the shards.
             self._stop("shards")
             shards = self._sources.shards(known)
             self._stop("cut")
@@ -146,7 +146,7 @@ class Follower:
         return pinned, shards
 
     def _opened(self, path: Path, marks: dict[str, Marks]) -> JournalSource | None:
-        """A journal, unless all of it is known."""
+        """Open a journal, or return None if all of it is known or it cannot be read."""
         held = self._journals.get(path)
         if held is not None:
             return held
@@ -175,7 +175,7 @@ class Follower:
     def _take_in(
         self, pinned: list[_Pinned], shards: list[ShardSource], marks: dict[str, Marks], gone: set[str]
     ) -> bool:
-        """Read what is new, and write it into the index; whether there was something."""
+        """Read what is new, and write it into the index. Return whether there was anything new."""
         news: list[News] = []
         unreadable: dict[str, Problem] = {}
         for journal, _ in pinned:
@@ -183,7 +183,7 @@ class Follower:
             try:
                 news.append(journal_news(journal, marks.get(journal.name, Marks(1))))
             except read_errors() as error:
-                if journal.path.exists():  # else it was sealed and removed meanwhile
+                if journal.path.exists():  # else it was sealed and removed in the meantime
                     unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
         for shard in shards:
             self._stop(f"read {shard.shard}")
@@ -209,7 +209,7 @@ class Follower:
             marks = self._marks()
         with self._file.writing() as connection:
             if _read_marks(connection) != marks:
-                return True  # another follower was here meanwhile; the next look goes on from there
+                return True  # another follower was faster; the next call continues from there
             applier = Applier(connection, gone)
             for one in news:
                 applier.add_events(one.apart)
@@ -231,9 +231,9 @@ class Follower:
         return True
 
     def _write_pieces(self, news: list[News], gone: set[str]) -> None:
-        """Write most of what is new a piece at a time, so that nobody waits long; the rest is left to `_write`.
+        """Write most of what is new a piece at a time, so that no process waits long. `_write` writes the rest.
 
-        Events go in before rollouts: a row is then complete as soon as it is there.
+        Events are written before rollouts, so a row is complete as soon as it is there.
         """
         for one in news:
             with self._file.writing() as connection:
@@ -256,7 +256,7 @@ class Follower:
                     raw = connection.execute("SELECT marks FROM sources WHERE name = ?", (one.name,)).fetchone()
                     held = msgspec.msgpack.decode(raw[0], type=Marks) if raw else Marks()
                     held.next_rollout = first
-                    # Its events count as unread, and are read again should this be cut short.
+                    # Its events count as unread, so they are read again if this is interrupted.
                     connection.execute(
                         "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
                         (one.name, msgspec.msgpack.encode(held), one.source.alive),
@@ -267,7 +267,7 @@ class Follower:
     def _is_worth_it(
         self, news: list[News], gone: set[str], unreadable: dict[str, Problem], places: list[Problem]
     ) -> bool:
-        """Whether there is anything to write down."""
+        """Whether there is anything to write."""
         connection = self._file.connection()
         alive = {name for (name,) in connection.execute("SELECT name FROM sources WHERE alive")}
         if gone or any(not one.is_empty or one.name not in alive or not one.source.alive for one in news):
@@ -292,7 +292,7 @@ class Follower:
         )
 
     def _misses(self, gone: set[str]) -> bool:
-        """Whether rollouts of the index lie in sources that are gone."""
+        """Whether the index has rollouts whose source is gone."""
         connection = self._file.connection()
         return any(
             connection.execute("SELECT 1 FROM rollouts WHERE place = ? LIMIT 1", (name,)).fetchone() for name in gone
@@ -324,7 +324,7 @@ def _set_source(connection: sqlite3.Connection, applier: Applier, news: News) ->
 
 
 def _signature(path: Path) -> str:
-    """What tells a state of a journal's files from others."""
+    """The sizes and times of a journal's files, which change with every write."""
     parts = []
     for name in (path, Path(f"{path}-wal")):
         with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ from rolltape.tape.index.sources import RunSources
 from rolltape.tape.stored import Key, Problem, StoredEvent, decoded_event
 
 _indexes: "weakref.WeakSet[Index]" = weakref.WeakSet()
-_parents: list[object] = []  # what was opened before a fork must not be carried across it, not even to close it
+_parents: list[object] = []  # a forked child must not use what its parent opened, not even to close it
 
 STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.LOST: 3}
 _LOCATED_AT_ONCE = 64  # rollouts
@@ -46,7 +46,7 @@ RESUMED = np.dtype([("id", "S16"), ("attempt", "<u8"), ("try_index", ">u4"), ("s
 
 
 class NamedTries(NamedTuple):
-    """The tries of a rollout that an id means: all of them, or those that other programs call so."""
+    """A rollout that an id means, and its tries: all of them, or those with this foreign id."""
 
     id: str
     tries: list[int]  # in their order
@@ -66,7 +66,7 @@ class Index:
         _indexes.add(self)
 
     def advance(self) -> bool:
-        """Index what was written before this call; whether anything was new."""
+        """Index what was written before this call. Return whether anything was new."""
         with self._lock:
             for _ in range(2):
                 try:
@@ -76,12 +76,12 @@ class Index:
             return self._follower.advance()
 
     def look_again(self) -> None:
-        """Make the next look go to remote places too, which are otherwise looked at only now and then."""
+        """Make the next look include remote places, which are usually looked at only every few seconds."""
         self._sources.look_again()
 
     @contextlib.contextmanager
     def moment(self) -> Iterator[None]:
-        """Several questions of one thread about one moment."""
+        """One snapshot for several queries of one thread."""
         with self._lock, self._file.reading():
             yield
 
@@ -103,8 +103,8 @@ class Index:
     def find(self, name: str, run: str) -> NamedTries:
         """The rollout that a name means: its id, else a foreign id, else the beginning of its id.
 
-        A whole foreign id comes before the beginning of an own one: of that, more can be given. Raises NoSuchRollout if
-        there is none, and AmbiguousId if there are several. `run` is for these errors.
+        A whole foreign id comes before the beginning of an own id, because more of an own id can be given. Raises
+        NoSuchRollout if there is none, and AmbiguousId if there are several. `run` is for these errors.
         """
         with self._asking() as connection:
             if tries := self.tries(name):
@@ -135,7 +135,7 @@ class Index:
             return NamedTries(found[0][0], self.tries(found[0][0]))
 
     def next_attempt(self, group: str) -> int:
-        """The number of the next attempt in a group; 0: there is none so far."""
+        """The number of the next attempt in a group, or 0 if there is none so far."""
         with self._asking() as connection:
             ((last,),) = connection.execute("SELECT max(attempt) FROM rollouts WHERE grp = ?", (group,)).fetchall()
         return 0 if last is None else int(last) + 1
@@ -147,7 +147,7 @@ class Index:
             return [one for (one,) in rows]
 
     def load(self, key: Key, located: Located | None = None) -> Rollout:
-        """A rollout with its turns. One that was moved meanwhile is found where it is now."""
+        """A rollout with its turns. One that was moved in the meantime is found at its new place."""
         with self._lock:
             for last in (False, True):
                 try:
@@ -162,7 +162,7 @@ class Index:
             return rollout
 
     def load_each(self, keys: Sequence[Key]) -> Iterator[Rollout]:
-        """Rollouts with their turns, loaded one at a time. They are located many at once, which is quicker."""
+        """Rollouts with their turns, loaded one at a time. Many are located at once, which is faster."""
         for start in range(0, len(keys), _LOCATED_AT_ONCE):
             some = keys[start : start + _LOCATED_AT_ONCE]
             located = self._locate(some)
@@ -217,8 +217,8 @@ class Index:
         return found
 
     def events(self, *kinds: str, since_revision: int = -1) -> list[Event]:
-        """Events of some kinds, in their order. Not here but with their rollout are those of a turn, a trace, a finish,
-        and the score that came with a finish."""
+        """Events of some kinds, in order. Events of a turn, traces, finishes, and scores that came with a finish are
+        missing: they are read with their rollout."""
         marks = ", ".join("?" * len(kinds))
         with self._asking() as connection:
             found = select_events(connection, f"kind IN ({marks}) AND revision > ?", *kinds, since_revision)
@@ -248,8 +248,8 @@ class Index:
 
     def resumed(self, step: int, source: str | None) -> npt.NDArray[Any]:
         """How the rollouts of a step and source stand: an array of RESUMED, a row for each try, in no order."""
-        # One text for all rows: to make Python's objects of each would take three times as long. Nearly all of them end
-        # alike, and that ending need not be put together.
+        # One text for all rows: Python objects for each row take three times as long. Nearly all rows end in the same
+        # way, so that ending is a constant.
         codes = " ".join(f"WHEN '{status}' THEN {code}" for status, code in STATUS_CODES.items())
         usual = f"{STATUS_CODES[Status.FINISHED] * 256 + 1:012x}"
         with self._asking() as connection:
@@ -272,7 +272,7 @@ class Index:
         return [decode_record(raw, RolloutHead, "a rollout") for (raw,) in rows]
 
     def writers(self) -> frozenset[str]:
-        """The writers whose processes lived at the last look."""
+        """The writers whose processes were alive at the last look."""
         with self._asking() as connection:
             rows = connection.execute("SELECT name FROM sources WHERE alive").fetchall()
         return frozenset(name.partition("/")[2] for (name,) in rows)
@@ -283,23 +283,23 @@ class Index:
             return progress_of(connection)
 
     def revision(self) -> int:
-        """Grows with every change."""
+        """The revision of the index, which grows with every change."""
         with self._asking() as connection:
             return int(read_about(connection, "revision", 0))
 
     def last_activity_ns(self) -> int:
-        """When something last happened on the run, as far as it is indexed; 0: nothing has."""
+        """When something was last recorded in the run, as far as it is indexed, or 0."""
         with self._asking() as connection:
             return int(read_about(connection, "last_activity_ns", 0))
 
     def problems(self) -> list[Problem]:
-        """What could not be read, by the follower and by those who loaded rollouts here."""
+        """What the follower could not read, and what could not be read when rollouts were loaded here."""
         with self._asking() as connection:
             found = source_problems(connection)
         return list(dict.fromkeys([*found, *self._noticed]))
 
     def ask(self, question: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Ask the database itself, at one moment."""
+        """Query the database itself, in one snapshot."""
         with self._lock, self._file.reading() as connection:
             return question(connection)
 
@@ -309,7 +309,7 @@ class Index:
         return self._file
 
     def close(self) -> None:
-        """Let go of all files; asked again, it opens them again."""
+        """Close all files. A later call opens them again."""
         with self._lock:
             self._follower.close()
             self._loader.close()
@@ -321,7 +321,7 @@ class Index:
             yield self._file.connection()
 
     def forget_parents(self) -> None:
-        """In a forked child: leave what the parent has opened alone."""
+        """In a forked child: do not use what the parent has opened."""
         self._lock = threading.RLock()
         _parents.append((self._follower, self._loader))
         self._file.forget()
@@ -333,7 +333,7 @@ def _chain(owner: PartPlace, parts: Iterable[dict[str, Any]], epoch: int, there:
     """The parts of a rollout, that of its owner last; `there` are the sources that the run still has."""
     chain = [owner]
     for part in sorted((part for part in parts if part["epoch"] < epoch), key=lambda part: -part["epoch"]):
-        # A shard holds all turns that come before its part, too, but not always what was said of them.
+        # A shard also holds all turns before its part, but not always the events about them.
         is_needed = chain[-1].has_turns and not chain[-1].source.startswith("shard/")
         if is_needed or part["place"] in there:
             fields = (part[field] for field in ("row", "first_event", "last_event", "writer"))

@@ -1,6 +1,6 @@
-"""What a writer checks before it starts a rollout or appends an event: which tries exist, and whose clock is ahead.
+"""The checks of a writer before it starts a rollout or appends an event: which tries exist, and whose clock is ahead.
 
-It asks the journals by key, under the run's lock, and the shards by their lists of rollouts. It does not use the index,
+It looks up keys in the journals, under the run's lock, and in the shards' lists of rollouts. It does not use the index,
 so a rollout can be started while the index is behind.
 """
 
@@ -43,7 +43,7 @@ class OtherJournals:
         """The journals that exist now."""
         if self._is_still:
             return self._paths
-        # By name, and not as paths each time: they are looked for with every rollout, and seldom others than before.
+        # By name, not as paths: this runs for every rollout, and there are seldom new journals.
         with os.scandir(self._directory.journals) as found:
             names = {one.name for one in found if one.name.endswith(".sqlite") and one.name != self._own.name}
         if names != self._names:
@@ -59,7 +59,7 @@ class OtherJournals:
         self._is_still = still
 
     def select(self, path: Path, query: str, *values: str | int) -> list[Any]:
-        """The rows that one journal has for a query; none if it cannot be read."""
+        """The rows of one journal for a query, or none if it cannot be read."""
         with contextlib.suppress(sqlite3.Error):  # readers report a damaged journal; it is no reason to stop
             if path not in self._connections:
                 self._connections[path] = connected(path)
@@ -70,8 +70,8 @@ class OtherJournals:
 class FutureEvents:
     """Events of other writers whose clocks are ahead of ours: an event that we append later must sort after them.
 
-    For each rollout it keeps the latest such time. All other events are in the past by our clock, so whatever is
-    appended now comes after them anyway.
+    For each rollout it keeps the latest such time. All other events are in the past by our clock, so an event
+    that is appended now sorts after them anyway.
     """
 
     def __init__(self, others: OtherJournals) -> None:
@@ -103,7 +103,7 @@ class FutureEvents:
                     self._note(stored.about, now_ns)
 
     def _first(self, path: Path, now_ns: int) -> int:
-        """The first event of a journal that may be ahead of our clock: events lie in about the order of time."""
+        """The first event of a journal that may be ahead of our clock. Events are roughly in the order of time."""
         first = next((last + 1 for (last,) in self._others.select(path, "SELECT max(sequence) FROM events") if last), 0)
         while first and any(about.at_ns >= now_ns for _, about in self._heads(path, first - _LOOK_BACK, first - 1)):
             first = max(first - _LOOK_BACK, 0)
@@ -148,7 +148,7 @@ class SealedTries:
         found: dict[int, SealedTry] = {}
         query = "SELECT try_index, shard, status FROM tries WHERE rollout = ? ORDER BY try_index, shard"
         for try_index, shard, status in self._tries.execute(query, (rollout,)) if self._sources else ():
-            if try_index not in found or status is not None:  # one that was lost may go on elsewhere
+            if try_index not in found or status is not None:  # a lost try may continue in another shard
                 found[try_index] = SealedTry(status and Status(status), self._sources[shard])
         return found
 
@@ -158,7 +158,7 @@ class SealedTries:
         return [self._sources[shard] for (shard,) in rows]
 
     def look(self) -> None:
-        """Look for new shards: on this machine each time, at remote places now and then. Each look is a request."""
+        """Look for new shards: on this machine each time, at remote places less often, since each look is a request."""
         for url in (str(self._directory.path), *self._directory.published()):
             if url not in self._places:
                 self._places[url] = Place(url)
@@ -169,7 +169,7 @@ class SealedTries:
                 self._look_at(place)
 
     def look_again(self) -> None:
-        """Look at remote places, too, the next time."""
+        """Include remote places in the next look."""
         self._looked_at.clear()
 
     def _look_at(self, place: Place) -> None:
@@ -194,7 +194,7 @@ class SealedTries:
 
 
 class LaunchCheck:
-    """Answers questions about one rollout at a time, from what all writers have written by now."""
+    """Looks up one rollout at a time in what all writers have written so far."""
 
     def __init__(self, directory: RunDirectory, own: Journal) -> None:
         self._own = own
@@ -205,7 +205,7 @@ class LaunchCheck:
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Look at other writers once for many questions in a row. For one thread."""
+        """Look at other writers once for many lookups in a row. For one thread."""
         self.latest_ns(None)
         self._others.hold_still(True)
         self._is_still = True
@@ -216,13 +216,13 @@ class LaunchCheck:
             self._others.hold_still(False)
 
     def look_again(self) -> None:
-        """Look at remote places, too, the next time that something is asked."""
+        """Include remote places in the next lookup."""
         self._sealed.look_again()
 
     def tries(self, rollout: str) -> list[int]:
         """The tries of a rollout anywhere in the run, in their order."""
         found = set(self._own.tries(rollout))
-        # Journals before shards: what is sealed and removed meanwhile is then found in one of the two.
+        # Journals before shards: a try that is sealed in the meantime is found in one of the two.
         for path in self._others.paths():
             found.update(row[0] for row in self._others.select(path, SELECT_TRIES, rollout))
         if not self._is_still:
@@ -235,7 +235,7 @@ class LaunchCheck:
 
     def latest_ns(self, rollout: str | None) -> int:
         """The time of others' latest event about a rollout, or (None) the run, if it is ahead of our clock; else 0."""
-        # The tape's own events need no reading: it makes each later than the one before.
+        # The tape's own events are not read: each is made later than the one before.
         if not self._is_still:
             self._ahead.read_journals()
             self._sealed.look()
@@ -247,7 +247,7 @@ class LaunchCheck:
         return tries[-1] if len(tries) == 1 else next(finished, tries[-1])
 
     def turns_of(self, key: Key) -> tuple[int, ...] | None:
-        """How many turns each session of a try has; None: it has not ended, as far as is known here."""
+        """How many turns each session of a try has, or None if it has not ended as far as known here."""
         finish = self._finish_of(key)
         if finish is not None:
             return tuple(finish.get("turns", ()))

@@ -1,4 +1,4 @@
-"""A rollout loaded from where the index says that it lies: its parts joined, its turns rebuilt."""
+"""Loads a rollout from the places that the index has for it: joins its parts and rebuilds its turns."""
 
 import contextlib
 import sqlite3
@@ -30,18 +30,18 @@ _SOURCES_HELD = 8
 
 
 class PartPlace(NamedTuple):
-    """Where the part of a rollout lies that one writer recorded."""
+    """Where one writer's part of a rollout lies."""
 
     source: str
     row: int
     first_event: int
     last_event: int
     writer: str
-    has_turns: bool = True  # to be read from there; else just its events
+    has_turns: bool = True  # turns are read from there; else only events
 
 
 class Located(NamedTuple):
-    """Where a rollout lies: its parts, the last one that of its owner, and its events that lie elsewhere."""
+    """Where a rollout lies: its parts, with its owner's last, and its events that lie elsewhere."""
 
     key: Key
     parts: tuple[PartPlace, ...]
@@ -50,7 +50,7 @@ class Located(NamedTuple):
 
 
 class Loader:
-    """Loads rollouts of one run, and keeps the sources open that it read last. For one thread at a time."""
+    """Loads rollouts of one run, and keeps the last sources open. For one thread at a time."""
 
     def __init__(self, sources: RunSources, location: str) -> None:
         self._sources = sources
@@ -60,7 +60,7 @@ class Loader:
     def load(self, located: Located) -> tuple[Rollout, list[Problem]]:
         """A rollout with its turns and events, and what is missing of it.
 
-        Raises DamagedTapeError if it does not lie there any more, as when it was sealed meanwhile.
+        Raises DamagedTapeError if it is no longer there, for example because it was sealed in the meantime.
         """
         for fresh in (False, True):
             try:
@@ -68,7 +68,7 @@ class Loader:
             except read_errors() as error:
                 failure = error
                 continue
-            # What is missing may be so because the file was replaced by another meanwhile.
+            # Something may be missing because the file was replaced in the meantime.
             if fresh or not problems:
                 return rollout, problems
         raise DamagedTapeError(f"rollout {located.key[0]}: {failure}") from failure
@@ -76,7 +76,7 @@ class Loader:
     def messages(self, located: Located) -> list[Message]:
         """Each message of a rollout once, in the order in which they came, without its tokens.
 
-        Raises DamagedTapeError if it does not lie there any more. What of it is damaged is left out.
+        Raises DamagedTapeError if it is no longer there. Damaged messages are left out.
         """
         found: dict[bytes, Message] = {}
         try:
@@ -90,7 +90,7 @@ class Loader:
         return list(found.values())
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for source in self._held.values():
             with contextlib.suppress(OSError, sqlite3.Error):
                 source.close()
@@ -118,7 +118,7 @@ class Loader:
             problems += [one for one in source.problems() if one not in before]
         assert head is not None
         events = counted_events(found.values(), owner.writer)
-        pruned = pruned_of(events)  # it is gone for readers at once, also from copies that a live writer still holds
+        pruned = pruned_of(events)  # pruned for readers at once, also in copies that a live writer still holds
         where = self._source(owner.source, fresh=False).where
         rollout, missing = rebuilt(
             head,
@@ -153,7 +153,7 @@ def counted_events(stored: Iterable[StoredEvent], owner: str) -> list[Event]:
 
 
 def without(session: StoredSession, pruned: Sequence[str]) -> StoredSession:
-    """A session less what was pruned of it, as `pruned_of` spells that."""
+    """A session without what was pruned of it, in the words of `pruned_of`."""
     if "turns" in pruned:
         return StoredSession(session.head, session.ordinal, [])
     gone = {one.removeprefix("side array ") for one in pruned}
@@ -172,7 +172,7 @@ def rebuilt(
     where: str,
     folder: str | None = None,
 ) -> tuple[Rollout, list[Problem]]:
-    """The rollout with all turns that can be had, and what is missing of it. `folder` is that of its run."""
+    """The rollout with all turns that can be read, and what is missing of it. `folder` is that of its run."""
     problems: list[Problem] = []
     in_order = sorted(events, key=lambda event: event.order)
     facts_later = _later_facts(in_order)
@@ -251,7 +251,7 @@ def _later_facts(events: Sequence[Event]) -> dict[str, dict[str, object]]:
 
 
 def _events_of_no_turn(head: RolloutHead, stored: Sequence[StoredSession], events: Sequence[Event]) -> list[Problem]:
-    """Events about turns that were never there; a turn that is lost, and was counted, is named as lost already."""
+    """Events about turns that never existed. A lost turn that was counted is reported as lost elsewhere."""
     ends = {one.ordinal: max((turn.sequence + 1 for turn in one.turns), default=0) for one in stored}
     for event in events:
         if event.kind == EventKind.FINISH:
@@ -272,7 +272,7 @@ def _events_of_no_turn(head: RolloutHead, stored: Sequence[StoredSession], event
 def _missing_at_the_end(
     head: RolloutHead, sessions: Sequence[Session], stored: Sequence[StoredSession], events: Sequence[Event], where: str
 ) -> list[Problem]:
-    """Turns that the finish counted and that are not there after the last one that is."""
+    """Turns that the finish counted and that are missing after the last turn found."""
     finish = next((event for event in reversed(events) if event.kind == EventKind.FINISH), None)
     if finish is None:
         return []

@@ -1,4 +1,4 @@
-"""Questions to the index that need nothing but its database: status, progress, weight versions, and what is wrong."""
+"""Queries that need only the database of the index: status, progress, weight versions, and problems."""
 
 import contextlib
 import json
@@ -14,9 +14,9 @@ from rolltape.tape.journal.file import connected
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Key, Problem
 
-# A rollout's status: as its finish states it; without one it runs as long as its writer lives.
+# A rollout's status: as its finish states it. Without a finish, it runs as long as its writer is alive.
 STATUS = "coalesce(finish, CASE WHEN place IN (SELECT name FROM sources WHERE alive) THEN 'running' ELSE 'lost' END)"
-# As `outcome_of` has them: a finished rollout that could not be graded is kept out of training until it has a reward.
+# As in `outcome_of`: a finished rollout that could not be graded is kept out of training until it has a reward.
 _UNGRADED = f"(finish = 'finished' AND substr(reason, 1, {len(UNGRADED)}) = '{UNGRADED}')"
 REASON = f"CASE WHEN scored IS NOT NULL AND {_UNGRADED} THEN NULL ELSE reason END"
 FILTER = f"coalesce(filter, CASE WHEN scored IS NULL AND {_UNGRADED} THEN reason END)"
@@ -70,12 +70,12 @@ def announced_versions(connection: sqlite3.Connection) -> list[str]:
 
 
 def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple[str, ...]:
-    """Weight versions, oldest first. The last announcement counts: after a rollback an old one is the newest again."""
+    """Weight versions, oldest first. The last announcement counts: after a rollback, an old version is the newest."""
     return tuple(reversed(dict.fromkeys(reversed([*dict.fromkeys(seen), *announced]))))
 
 
 def annotation_events(connection: sqlite3.Connection, key: Key) -> list[Event]:
-    """The events that the tags and notes of a rollout follow from, in their order."""
+    """The events that set the tags and notes of a rollout, in order."""
     marks = ", ".join("?" * len(ANNOTATION_KINDS))
     found = select_events(connection, f"rollout = ? AND try_index = ? AND kind IN ({marks})", *key, *ANNOTATION_KINDS)
     return [one.event for one in found]
@@ -107,7 +107,7 @@ def note_texts(connection: sqlite3.Connection) -> dict[int, list[str]]:
 
 
 def is_recorded(connection: sqlite3.Connection) -> bool:
-    """Whether a process lives that records. One that has only added tags and notes so far does not."""
+    """Whether a live process records. One that has only added tags and notes so far does not count."""
     marks = ", ".join("?" * len(ANNOTATION_KINDS))
     for name, raw in connection.execute("SELECT name, marks FROM sources WHERE alive").fetchall():
         if msgspec.msgpack.decode(raw)["next_rollout"] > 1:

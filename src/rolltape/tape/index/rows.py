@@ -1,4 +1,4 @@
-"""A rollout's row of the index: its columns, how a rollout and its events fill them, and the row as readers see it."""
+"""A rollout's row in the index: its columns, how a rollout and its events fill them, and the row as readers see it."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -13,7 +13,7 @@ from rolltape.tape.index.queries import FILTER, REASON, STATUS
 from rolltape.tape.index.sources import FoundRollout
 from rolltape.tape.stored import FoundHead, Key, StoredEvent
 
-# What a rollout's row takes from the part that its owner wrote.
+# The columns of a rollout's row that come from its owner's part.
 PART = (
     *("writer", "epoch", "place", "row", "first_event", "last_event", "started_ns"),
     *("sessions", "turns", "sampled_tokens", "versions", "finish", "ended_ns", "stop_reason", "reason"),
@@ -30,7 +30,7 @@ ROW_COLUMNS = f"""number, id, try_index, grp, step, attempt, source, task, envir
 
 
 class LatestScore(NamedTuple):
-    """A reward, what it is made of, and who gave it."""
+    """A reward, its terms, and who gave it."""
 
     reward: float
     terms: dict[str, float]
@@ -38,7 +38,7 @@ class LatestScore(NamedTuple):
 
 
 class RolloutRow(msgspec.Struct, frozen=True, dict=True):
-    """A rollout as the index lists it, without its turns. What is stored as text is read when it is asked for."""
+    """A rollout as the index lists it, without its turns. Values stored as text are parsed at first use."""
 
     number: int  # in the index
     id: str
@@ -84,7 +84,7 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def outcome(self) -> Outcome:
-        """What its events come to."""
+        """The state that its events give."""
         score = self.score if self.status == Status.FINISHED else None
         return Outcome(
             status=Status(self.status),
@@ -99,14 +99,14 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def reward(self) -> float | None:
-        """The reward that counts; None: there is none, or it did not finish."""
+        """The reward that counts, or None if there is none or the rollout did not finish."""
         if self.scored is None or self.status != Status.FINISHED:
             return None
         return float("nan") if self.reward_value is None else self.reward_value
 
     @property
     def score(self) -> LatestScore | None:
-        """The latest score, also of a rollout that did not finish; None: there is none."""
+        """The latest score, also of a rollout that did not finish, or None."""
         if self.scored is None:
             return None
         reward = float("nan") if self.reward_value is None else self.reward_value
@@ -115,7 +115,7 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def scored_at_ns(self) -> int | None:
-        """When the reward was given that counts; None: there is none."""
+        """When the reward that counts was given, or None if there is none."""
         return int(self.scored[:20]) if self.scored else None
 
     @property
@@ -134,14 +134,14 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def pruned(self) -> tuple[str, ...]:
-        """What was pruned: "turns", or "side array NAME"; the counts are those from before."""
+        """What was pruned: "turns", or "side array NAME". Counts still include it."""
         return tuple(msgspec.json.decode(self.pruned_json))
 
 
 def row_columns(
     found: FoundHead, rollout: FoundRollout, place: str, environment: str | None, revision: int
 ) -> dict[str, Any]:
-    """A rollout's whole row; `environment` is that of its source, for a rollout that names none."""
+    """A rollout's whole row. `environment` is that of its source, for a rollout without its own."""
     head = found.head
     row: dict[str, Any] = {
         "id": head.id,
@@ -174,7 +174,7 @@ def row_columns(
 
 
 def part_columns(rollout: FoundRollout) -> dict[str, Any]:
-    """What a rollout's row takes from a part as it was read."""
+    """The columns of a rollout's row that come from a part as it was read."""
     data = rollout.finish.event.data if rollout.finish else {}
     stop_reason, counts = data.get("stop_reason"), rollout.counts
     return {
@@ -192,7 +192,7 @@ def part_columns(rollout: FoundRollout) -> dict[str, Any]:
 
 
 def score_columns(stored: StoredEvent) -> dict[str, Any]:
-    """The columns of a reward; one that is not a number is absent where `scored` is not."""
+    """The columns of a reward. A NaN is stored as an absent `reward` with a `scored`."""
     event = stored.event
     reward = float(event.data["reward"])
     terms = event.data.get("terms") or {}
@@ -205,21 +205,21 @@ def score_columns(stored: StoredEvent) -> dict[str, Any]:
 
 
 def environment_of(head: RolloutHead) -> str | None:
-    """As its task names it, else as whoever recorded it did."""
+    """A rollout's environment: as its task names it, else as its recorder did."""
     task: Any = head.task if isinstance(head.task, dict) else {}
     named = task.get("environment") or head.extra.get("environment")
     return named if isinstance(named, str) else None
 
 
 def collected_environment(stored: StoredEvent) -> tuple[str | None, str] | None:
-    """The source and the environment that a collection was begun with; None: it names no environment."""
+    """The source and environment of a collection, or None if it names no environment."""
     settings = stored.event.data.get("settings", {})
     environment = settings.get("environment")
     return (settings.get("source"), environment) if isinstance(environment, str) else None
 
 
 def _resume_key(head: RolloutHead) -> str:
-    """What a resumed collection asks for, as 48 digits: the id, and what all seats of one attempt share."""
+    """The key of a rollout for a resumed collection, as 48 digits: its id, and a digest of its task and attempt."""
     attempt = digest_of(head.task_id or head.group, str(head.attempt))[:8]
     return (bytes.fromhex(head.id)[:16].ljust(16, b"\0") + attempt).hex()
 

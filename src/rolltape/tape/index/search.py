@@ -2,7 +2,7 @@
 
 A rollout is found if each word, and each phrase in quotes, occurs somewhere in its messages or in a note. System
 prompts, which thousands of rollouts share, are kept once. The index on disk has the messages of rollouts that have
-ended; `LiveWords` has those that run, in memory. Notes are few and may change: each search is given them.
+ended. `LiveWords` has those of running rollouts, in memory. Notes are few and may change: each search gets them anew.
 """
 
 import json
@@ -18,12 +18,12 @@ from rolltape.records.messages import Message, Role, content_text, reasoning_tex
 from rolltape.records.rollout import Rollout
 
 _SHARED_ROLES = (Role.SYSTEM, Role.DEVELOPER)
-_BETWEEN = "\n\ue000\n"  # a word of its own, so that no phrase reaches from one message into the next
-# Scripts without spaces: each character is a word, and what is asked for a phrase.
+_BETWEEN = "\n\ue000\n"  # a separate word, so that no phrase reaches from one message into the next
+# Scripts without spaces: each character is a word, and a search for several characters is a phrase.
 _UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff])")
 _ASKED = re.compile(r'"([^"]*)"|(\S+)')
-_WORD = r"[^\W_]"  # a letter or a digit, as the index takes them
-# On disk without the texts themselves, which are on the tape.
+_WORD = r"[^\W_]"  # a letter or a digit, as the index splits words
+# The index on disk does not keep the texts, which are on the tape.
 TABLES = """
 CREATE TABLE searchable (rollout INTEGER PRIMARY KEY);
 CREATE TABLE shared_messages (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
@@ -32,7 +32,7 @@ CREATE TABLE shared_uses (shared INTEGER NOT NULL, rollout INTEGER NOT NULL, PRI
 CREATE VIRTUAL TABLE words USING fts5(text, content='');
 CREATE VIRTUAL TABLE shared_words USING fts5(text, content='');
 """
-# In memory with the texts: what a rollout said is replaced when it has said more.
+# The index in memory keeps the texts, because a rollout's entry is replaced when it has new turns.
 _LIVE_TABLES = TABLES.replace(", content=''", "")
 
 
@@ -52,7 +52,7 @@ def add(connection: sqlite3.Connection, number: int, messages: Iterable[Message]
 def find(
     connection: sqlite3.Connection, asked: str, live: "LiveWords", notes: Mapping[int, Sequence[str]]
 ) -> npt.NDArray[np.int64]:
-    """The numbers of the rollouts in which all that is asked for occurs, in order; `notes` by rollouts' numbers."""
+    """The numbers of the rollouts in which all search terms occur, in order. `notes` are by rollout number."""
     numbers: npt.NDArray[np.int64] | None = None
     noted = _open_notes(notes)
     places = (connection, live.connection, noted)
@@ -64,7 +64,7 @@ def find(
 
 
 def search_terms(asked: str) -> list[str]:
-    """A question as terms of the index: words, and phrases in quotes; a word that ends in * as a beginning."""
+    """A search as terms of the index: words, and phrases in quotes. A word that ends in * is a prefix."""
     terms = []
     for phrase, word in _ASKED.findall(asked):
         text = _words(phrase or word.rstrip("*")).replace('"', " ").replace("\0", " ")
@@ -74,7 +74,7 @@ def search_terms(asked: str) -> list[str]:
 
 
 def term_patterns(asked: str) -> list[re.Pattern[str]]:
-    """The same terms as expressions for a text: whole words, whatever stands between those of a phrase."""
+    """The same terms as regular expressions: whole words, with any separators between those of a phrase."""
     patterns = []
     for phrase, word in _ASKED.findall(asked):
         words = re.findall(f"{_WORD}+", phrase or word.rstrip("*"))
@@ -87,7 +87,7 @@ def term_patterns(asked: str) -> list[re.Pattern[str]]:
 
 
 class LiveWords:
-    """The words of rollouts that run, by their numbers in the index. For one thread at a time."""
+    """The words of running rollouts, by their numbers in the index. For one thread at a time."""
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -98,7 +98,7 @@ class LiveWords:
         return len(self._held)
 
     def keep_only(self, numbers: Collection[int]) -> None:
-        """Forget all others: they have ended, and are in the index on disk."""
+        """Forget all other rollouts: they have ended, and are in the index on disk."""
         for number in [one for one in self._held if one not in numbers]:
             self._forget(number)
 
@@ -107,7 +107,7 @@ class LiveWords:
         return self._held.get(number) != turns
 
     def put(self, number: int, turns: int, messages: Iterable[Message]) -> None:
-        """Make what a rollout has said so far searchable."""
+        """Make the messages of a rollout so far searchable."""
         self._forget(number)
         add(self.connection, number, messages)
         self._held[number] = turns
@@ -150,7 +150,7 @@ def _having(connection: sqlite3.Connection, term: str) -> npt.NDArray[np.int64]:
 
 
 def _shared_number(connection: sqlite3.Connection, message: Message) -> int:
-    """The number of a message that many rollouts share, given now if it has none."""
+    """The number of a message that rollouts share. It is assigned if there is none."""
     row = connection.execute("SELECT number FROM shared_messages WHERE digest = ?", (message.digest,)).fetchone()
     if row is not None:
         return int(row[0])
@@ -161,7 +161,7 @@ def _shared_number(connection: sqlite3.Connection, message: Message) -> int:
 
 
 def _words(text: str) -> str:
-    """Text as the index takes it."""
+    """Text in the form that is indexed."""
     return text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
 
 

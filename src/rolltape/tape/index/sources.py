@@ -32,11 +32,11 @@ class RunSources:
         self._problems: dict[str, list[Problem]] = {}
 
     def journal_paths(self) -> list[Path]:
-        """The journals that there are now."""
+        """The journals that exist now."""
         return [] if self.directory is None else self.directory.journal_paths()
 
     def shards(self, known: set[str]) -> list[ShardSource]:
-        """The complete shards that there are now, at all places; the manifests of known ones are not read again."""
+        """The complete shards at all places. The manifests of known shards are not read again."""
         return [shard for place in self._places() for shard in self._shards_at(place, known)]
 
     def problems(self) -> list[Problem]:
@@ -54,11 +54,11 @@ class RunSources:
         return found
 
     def look_again(self) -> None:
-        """Look at remote places, too, the next time."""
+        """Include remote places in the next look."""
         self._looked_at_s.clear()
 
     def open(self, name: str) -> Reader:
-        """The source of a name; raises DamagedTapeError if it is not there."""
+        """The source with this name. Raises DamagedTapeError if it is not there."""
         kind, _, rest = name.partition("/")
         if kind == "journal" and self.directory is not None:
             return JournalSource(self.directory.journals / f"{rest}.sqlite")
@@ -73,7 +73,7 @@ class RunSources:
     def _places(self) -> list[Place]:
         published: list[str] = []
         if self.directory is not None:
-            with contextlib.suppress(DamagedTapeError):  # which `problems` names
+            with contextlib.suppress(DamagedTapeError):  # `problems` reports it
                 published = self.directory.published()
         for url in published:
             if url not in self._published:
@@ -82,7 +82,7 @@ class RunSources:
         return [*self._own, *(self._published[url] for url in published if url in self._published)]
 
     def _shards_at(self, place: Place, known: set[str]) -> list[ShardSource]:
-        """The shards of one place; those of a place out of reach are what they were."""
+        """The shards of one place. If it cannot be reached, they are those of the last look."""
         now_s = time.monotonic()
         if not place.is_local and now_s - self._looked_at_s.get(place.url, -_REMOTE_LOOK_S) < _REMOTE_LOOK_S:
             return self._listed.get(place.url, [])
@@ -112,8 +112,8 @@ class FoundRollout(msgspec.Struct, array_like=True):
     """A rollout, or a writer's part of it, as far as its own source was read."""
 
     row: int
-    first_event: int = 0  # its events lie from here on, among those of others,
-    last_event: int = -1  # to here; less than the first: none was found
+    first_event: int = 0  # its events are in this range, among those of others,
+    last_event: int = -1  # up to here; less than the first: none was found
     sessions: dict[int, int] = {}  # turns counted so far, by session
     sampled_tokens: int = 0
     versions: list[str] = []
@@ -140,7 +140,7 @@ class Marks(msgspec.Struct):
 
 
 class News:
-    """What is new in one source: rollouts, summaries, and the events that lie apart from their rollout's own."""
+    """What is new in one source: rollouts, summaries, and events that are not read with their rollout."""
 
     def __init__(self, source: Reader, marks: Marks) -> None:
         self.source = source
@@ -160,7 +160,7 @@ class News:
     def add_events(
         self, events: Iterable[tuple[int, StoredEvent]], own: Mapping[Key, FoundRollout], writers: Mapping[Key, str]
     ) -> None:
-        """Take events as those of the source's own rollouts, by the writer of each, or apart from them."""
+        """Assign each event to one of the source's own rollouts, or store it apart."""
         last: StoredEvent | None = None
         for number, stored in events:
             self.marks.next_event = number + 1
@@ -174,7 +174,7 @@ class News:
                 elif is_listed(about):
                     self.apart.append(stored)
             elif rollout is not None and last is rollout.finish and about.kind == EventKind.SCORE and not about.turn:
-                # The score that comes with a finish follows it at once, in the same transaction.
+                # The score that belongs to a finish follows it directly, in the same transaction.
                 rollout.score, rollout.last_event = stored, number
             elif about.kind == EventKind.SUMMARY:
                 self.summaries[about.key] = stored
@@ -184,7 +184,7 @@ class News:
 
 
 def journal_news(journal: JournalSource, marks: Marks) -> News:
-    """What came into a pinned journal since `marks`, which it leaves as they are."""
+    """What is new in a pinned journal since `marks`, which are not changed."""
     marks = msgspec.msgpack.decode(msgspec.msgpack.encode(marks), type=Marks)
     news = News(journal, marks)
     news.last_row = journal.last_rollout()
@@ -223,13 +223,13 @@ def mark_name(key: Key) -> str:
 
 
 def key_named(name: str) -> Key:
-    """The rollout and try that `mark_name` spelled."""
+    """The rollout and try of a `mark_name`."""
     rollout, _, try_index = name.rpartition(".")
     return rollout, int(try_index)
 
 
 def count_rollout(journal: JournalSource, rollout: FoundRollout) -> bool:
-    """Count a rollout by its finish, else by the turns that were not counted yet; whether there are more."""
+    """Count a rollout by its finish, else by the turns not counted yet. Return whether there are more."""
     data = {} if rollout.finish is None else rollout.finish.event.data
     if "sampled_tokens" in data:
         versions = tuple(data.get("versions", ()))

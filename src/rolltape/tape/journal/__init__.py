@@ -1,1 +1,1 @@
-"""SQLite journals: schema, group commit, reading."""
+"""SQLite journals: their format, group commit, and reading."""

@@ -21,7 +21,7 @@ _encode_facts = msgspec.json.Encoder().encode
 
 
 class Batch:
-    """One transaction in the making. What it learns about keys counts only once the transaction is committed."""
+    """The rows of one transaction before they are written. New keys count only once the transaction is committed."""
 
     def __init__(
         self, known: dict[bytes, int], next_content: int, next_event: int, now_ns: Callable[[int], int]
@@ -34,10 +34,10 @@ class Batch:
         self._known = known
 
     def content(self, digest: bytes, raw: bytes) -> int:
-        """The key of a message or root, stored now unless the writer remembers that the journal has it."""
+        """The key of a message or root. It is stored now unless the writer remembers that the journal has it."""
         pk = self._known.pop(digest, None)
         if pk is not None:
-            self._known[digest] = pk  # the last used is forgotten last
+            self._known[digest] = pk  # moved to the end: the longest unused key is forgotten first
             return pk
         pk = self.fresh.get(digest)
         if pk is None:
@@ -60,7 +60,7 @@ class Entry(Protocol):
 
 
 class StartedRollout:
-    """A rollout's identity. It is encoded here, so that one that cannot be does not reach the queue."""
+    """A rollout's identity. It is encoded here, so that one that cannot be encoded does not reach the queue."""
 
     def __init__(self, pk: int, head: RolloutHead) -> None:
         self._row = (pk, head.id, head.try_index, encode_record(head, f"rollout {head.id}"))
@@ -80,7 +80,7 @@ class StartedSession:
 
 
 class CodedTurn(msgspec.Struct, frozen=True):
-    """A turn and how it is coded: it keeps so many tokens and messages of an earlier turn of its session."""
+    """A turn and how it is coded: how many tokens and messages it keeps of an earlier turn of its session."""
 
     turn: Turn
     parent: int | None  # sequence number of that turn; None: it stands alone
@@ -142,7 +142,7 @@ class RecordedTurn(msgspec.Struct, frozen=True):
 
 
 class NewEvent(NamedTuple):
-    """An event to append about a rollout (all its tries, or one) or a turn. `data` is what EventKind says."""
+    """An event to append about a rollout (all its tries, or one) or a turn. EventKind describes `data`."""
 
     kind: EventKind
     rollout: str
@@ -153,14 +153,14 @@ class NewEvent(NamedTuple):
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
-    """The JSON object of an event, less its time.
+    """The JSON object of an event, without its time.
 
-    Its time and its sequence number are given when it is written. So the events of a journal have no gaps, and one that
-    is written later is later, whichever was made first.
+    Its time and its sequence number are set when it is written. So the events of a journal have no gaps, and their
+    times follow the order in which they are written.
     """
 
     fields: bytes
-    after_ns: int = 0  # its time is a later one
+    after_ns: int = 0  # its time must be later than this
 
     def body(self, at_ns: int) -> bytes:
         """The whole object, as it is stored."""
@@ -187,7 +187,7 @@ class EndedRollout(msgspec.Struct, frozen=True):
 
 
 def facts_json(facts: TurnFacts, where: str) -> bytes:
-    """As `encode_record`, fast where all numbers are finite. The facts were checked by the intake."""
+    """As `encode_record`, but fast if all numbers are finite. The intake has checked the facts."""
     if facts.unknown or not (_all_finite(facts.sampling) and not facts.sampling_asked and not facts.extra):
         return encode_record(facts, where)
     if not all(math.isfinite(number or 0.0) for number in (facts.reward, facts.started_at, facts.ended_at)):
@@ -212,7 +212,7 @@ def encode_event(
     by: str | None = None,
     after_ns: int = 0,
 ) -> LoggedEvent:
-    """An event about a rollout, or (None) the run, later than `after_ns` and all that its journal holds by then."""
+    """An event about a rollout, or (None) the run. Its time will be later than `after_ns` and all of its journal."""
     name, try_index = rollout or (None, None)
     fields = {"kind": str(kind), "rollout": name, "try": try_index, "turn": turn, "by": by, "data": data}
     return LoggedEvent(encode_numbers(fields, f"{kind} of rollout {name}" if name else str(kind)), after_ns)

@@ -1,7 +1,7 @@
-"""Taking a rollout from the writer of another journal, and reading what that journal holds of it.
+"""Takes a rollout from the writer of another journal, and reads what that journal holds of it.
 
-The fence is a row in the old writer's own journal. Each of that writer's commits looks for it inside its transaction,
-so a writer that was stopped at any instruction and wakes up later adds nothing to a rollout that was taken over.
+The fence is a row in the old writer's own journal. That writer checks for it in each transaction. So a writer that was
+stopped at any instruction and later continues adds nothing to a rollout that was taken over.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ _SELECT_PART = (
 
 
 class Fence(NamedTuple):
-    """Who took a rollout over, and as which epoch of it."""
+    """The writer that took a rollout over, and the rollout's epoch since then."""
 
     epoch: int
     taker: str
 
 
 class JournalPart(NamedTuple):
-    """What a journal says of one rollout, less its sessions."""
+    """What a journal holds of one rollout, without its sessions."""
 
     path: Path
     pk: int
@@ -54,14 +54,14 @@ def fences_in(connection: sqlite3.Connection) -> dict[Key, Fence]:
 
 
 def read_fences(path: Path) -> dict[Key, Fence]:
-    """The rollouts that were taken from the writer of the journal at `path`; none of one that cannot be read."""
+    """The rollouts that were taken from the writer of the journal at `path`; none if it cannot be read."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(connected(path)) as connection:
         return fences_in(connection)
     return {}
 
 
 def find_part(path: Path, key: Key) -> JournalPart | None:
-    """What the journal at `path` says of a rollout; None: nothing. Raises DamagedTapeError if it cannot be read."""
+    """What the journal at `path` holds of a rollout, or None. Raises DamagedTapeError if it cannot be read."""
     with _naming(path), contextlib.closing(connected(path)) as connection:
         for pk, raw, crc, finish in connection.execute(_SELECT_PART, key):
             if row_crc(pk, *key, raw) != crc:
@@ -72,15 +72,15 @@ def find_part(path: Path, key: Key) -> JournalPart | None:
 
 
 def load_part(part: JournalPart) -> list[StoredSession]:
-    """The sessions of a rollout in a journal that nobody adds to. Raises DamagedTapeError if one cannot be read."""
+    """The sessions of a rollout in a journal that is no longer written. Raises DamagedTapeError for a bad one."""
     with _naming(part.path), contextlib.closing(JournalSource(part.path)) as source:
         return _sessions_in(source, part)
 
 
 def take_part(part: JournalPart, fence: Fence, *, force: bool) -> list[StoredSession]:
-    """Set the fence, then load the sessions that its writer had recorded by then.
+    """Set the fence, then load the sessions that the old writer had recorded until then.
 
-    The writer must be dead, unless `force` is given; then it must be one that looks for fences.
+    The writer must be dead, unless `force` is given; then its version must be one that checks for fences.
     """
     alive = is_alive(part.path)
     if alive and not force:
@@ -88,8 +88,8 @@ def take_part(part: JournalPart, fence: Fence, *, force: bool) -> list[StoredSes
             f"rollout {part.head.id} (try {part.head.try_index}) is being recorded by {described(part.writer)}, which "
             'is alive; wait for it, or end it and resume then. If it hangs, resume="force" takes the rollout from it'
         )
-    # Closed after the connection that writes: what closes last may only read, so that it leaves the log (-wal) alone,
-    # whose absence a reader would take for a loss.
+    # Closed after the writing connection: the last connection to close must be read-only, so that SQLite keeps the log
+    # (-wal). A reader would take its absence for a loss.
     with _naming(part.path), contextlib.closing(JournalSource(part.path)) as source:
         _refuse_damage(source)  # to write to a journal whose log is torn would destroy what can still be read
         with contextlib.closing(connected(part.path, "rw")) as writing:
@@ -101,7 +101,7 @@ def take_part(part: JournalPart, fence: Fence, *, force: bool) -> list[StoredSes
 
 def _set_fence(connection: sqlite3.Connection, part: JournalPart, fence: Fence) -> None:
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("PRAGMA synchronous = NORMAL")  # it keeps a process out: a loss of power ends that as well
+    connection.execute("PRAGMA synchronous = NORMAL")  # a fence keeps out a process, which a loss of power ends as well
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
@@ -131,7 +131,7 @@ def _has_fences(connection: sqlite3.Connection) -> bool:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Say which journal it is that cannot be read."""
+    """Name the journal in an error if it cannot be read."""
     try:
         yield
     except (DamagedTapeError, sqlite3.Error, ValueError, TypeError, OverflowError, struct.error) as error:

@@ -7,7 +7,7 @@ A turn's key is its session's key and its sequence number in one integer, so a s
 further index. Rows refer to messages, tools and template options by key. The checksum of a turn covers their digests,
 so a damaged reference is noticed.
 
-`ends` has for each rollout that has ended the number of its finish among the events, which saves reading the others.
+`ends` has, for each ended rollout, the number of its finish among the events, so that readers need not search for it.
 `fences` names the rollouts that another writer took over from this journal; its own writer adds nothing more to them.
 """
 
@@ -76,7 +76,7 @@ def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequ
 
 
 def event_crc(sequence: int, body: bytes) -> int:
-    """As `row_crc` of these two, at half the cost: a run has many events."""
+    """Equal to `row_crc` of both fields, at half the cost: a run has many events."""
     number = b"%d" % sequence
     return zlib.crc32(body, zlib.crc32(b"%d:%b%d:" % (len(number), number, len(body))))
 
@@ -91,7 +91,7 @@ def row_crc(*fields: int | str | bytes | None) -> int:
 
 
 def make_journal(path: Path, run: RunDirectory, writer: str, *, waits_for_disk: bool) -> sqlite3.Connection:
-    """A fresh journal. It gets its name when its tables are there, so no reader meets one without."""
+    """Make a journal. It gets its name when its tables exist, so no reader sees one without tables."""
     fresh = path.with_suffix(".making")
     make_private_file(fresh)
     with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as making:
@@ -111,13 +111,13 @@ def make_journal(path: Path, run: RunDirectory, writer: str, *, waits_for_disk: 
     connection.execute(f"PRAGMA synchronous = {'FULL' if waits_for_disk else 'NORMAL'}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_PAGES_BEFORE_CHECKPOINT}")
     connection.execute("PRAGMA cache_size = -8192")  # KiB
-    # From here on it has a log that is not empty, until it is closed in order: one without has lost it.
+    # From here on it has a log that is not empty, until it is closed in order. A journal without a log has lost it.
     connection.execute("INSERT INTO about VALUES ('log', 'begun')")
     return connection
 
 
 def connected(path: Path, mode: str = "ro") -> sqlite3.Connection:
-    """A connection to a journal that any thread may use: "ro", "rw", or "ro&immutable=1" for one that nobody writes."""
+    """A connection to a journal that any thread may use: "ro", "rw", or "ro&immutable=1" if no process writes it."""
     uri = f"{path.as_uri()}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     connection.execute(f"PRAGMA busy_timeout = {_WAIT_FOR_LOCK_S * 1000:.0f}")
@@ -130,7 +130,7 @@ def try_to_open(path: Path, mode: str, tolerant: bool = False) -> tuple[sqlite3.
     try:
         connection = connected(path, mode)
         if tolerant:
-            connection.execute("PRAGMA writable_schema = ON")  # reads a file shorter than it says it is
+            connection.execute("PRAGMA writable_schema = ON")  # reads a file that is shorter than its header states
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         for table in _TABLES_OF_ROWS:
             connection.execute(f"SELECT * FROM {table} WHERE rowid < 0").fetchone()
@@ -149,7 +149,7 @@ def try_to_open(path: Path, mode: str, tolerant: bool = False) -> tuple[sqlite3.
 
 
 def _schema_reads(connection: sqlite3.Connection) -> bool:
-    """Whether at least the list of tables is intact, so that the readable parts of each can be had."""
+    """Whether at least the list of tables is intact, so that the readable parts of each can be read."""
     with contextlib.suppress(sqlite3.Error):
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return set(_TABLES_OF_ROWS) <= names
@@ -162,7 +162,7 @@ def log_of(journal: Path) -> Path:
 
 
 def has_log(journal: Path) -> bool:
-    """Whether a journal's log is there. SQLite makes an empty one for whoever just reads: that is none."""
+    """Whether a journal's log is there. An empty log does not count, since SQLite makes one for readers."""
     log = log_of(journal)
     return log.exists() and log.stat().st_size > 0
 
@@ -176,7 +176,7 @@ def writer_name() -> str:
 
 
 def described(writer: str) -> str:
-    """A writer in words: which process it is, and whether that one is stopped."""
+    """A writer in words: which process it is, and whether the process is stopped."""
     host, pid, _ = ["", "", *writer.rsplit("-", 2)][-3:]
     if not pid.isdecimal():
         return f"writer {writer}"
@@ -196,7 +196,7 @@ def _host() -> str:
 
 
 class Owner:
-    """The lock that says "alive". It goes with the process, however that ends."""
+    """The lock that shows that a writer is alive. It is released when the process ends in any way."""
 
     def __init__(self, journal: Path) -> None:
         self.path = journal.with_suffix(".owner")
@@ -209,11 +209,11 @@ class Owner:
 
     def note_closing(self, counts: dict[str, int]) -> None:
         """Keep how many rows of each kind the journal has when it is closed in order."""
-        with contextlib.suppress(OSError):  # a full disk: it then reads as one whose writer died, which loses nothing
+        with contextlib.suppress(OSError):  # a full disk: it then looks as if its writer died, which loses nothing
             os.pwrite(self._descriptor, json.dumps({"closed": counts}).encode(), 0)
 
     def release(self) -> None:
-        """Give up the lock. In a forked child this leaves the parent's alone."""
+        """Release the lock. In a forked child, the parent keeps its lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -235,7 +235,7 @@ def is_alive(journal: Path) -> bool:
 
 
 def closing_counts(journal: Path) -> dict[str, int] | None:
-    """How many rows of each kind the journal had when it was closed in order; None: it was not."""
+    """How many rows of each kind the journal had when it was closed in order, or None if it was not."""
     try:
         value = json.loads(journal.with_suffix(".owner").read_bytes())
         return {str(kind): int(count) for kind, count in value["closed"].items()}

@@ -1,7 +1,7 @@
 """Sessions that a writer had left open when it died, by the digests that their heads keep under `extra.found_by`.
 
-A program that serves sessions keeps there the digests of the keys and names by which it will be asked for them again,
-never the keys themselves.
+A program that serves sessions stores there the digests of the keys and names by which clients will ask for them again.
+It never stores the keys themselves.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _OPEN_SESSIONS = (
     "JOIN rollouts ON rollouts.pk = sessions.rollout "
     "LEFT JOIN ends ON ends.rollout = rollouts.pk WHERE ends.finish IS NULL ORDER BY sessions.pk"
 )
-# In a body the kind comes right after the time, and nothing before it holds a text.
+# In a body, the kind comes right after the time, and no text comes before it.
 _DELIVERIES = (
     'SELECT sequence, body, crc FROM events WHERE instr(substr(CAST(body AS TEXT), 1, 64), \'"kind":"delivery"\') '
     "ORDER BY sequence"
@@ -39,7 +39,7 @@ class LeftSession(NamedTuple):
     rollout: str
     try_index: int
     ordinal: int
-    fingerprint: str | None  # of the tokenizer and chat template that its turns have
+    fingerprint: str | None  # of the tokenizer and chat template of its turns
 
     @property
     def key(self) -> Key:
@@ -47,7 +47,7 @@ class LeftSession(NamedTuple):
 
 
 class LeftOpen:
-    """What the journal of a dead writer holds of rollouts that have not ended. It does not change: it is read once."""
+    """What the journal of a dead writer holds of rollouts that have not ended. It cannot change, so it is read once."""
 
     def __init__(self, path: Path) -> None:
         """Raises DamagedTapeError if it cannot be read."""
@@ -89,7 +89,7 @@ class OtherWriters:
         self._left: dict[Path, LeftOpen] = {}
 
     def of_tag(self, tag: str) -> Path | None:
-        """The journal of the writer whose name ends so; None: there is none."""
+        """The journal of the writer whose name ends with `tag`, or None."""
         return self._journals().get(tag)
 
     def dead(self) -> list[Path]:
@@ -107,7 +107,7 @@ class OtherWriters:
         return self._left[path]
 
     def owner(self, key: Key) -> JournalPart | None:
-        """The last part of a rollout among all journals; None: no journal has it."""
+        """The last part of a rollout among all journals, or None if no journal has it."""
         found = [part for path in self._directory.journal_paths() if (part := self._part(path, key)) is not None]
         return max(found, key=lambda part: part.head.epoch, default=None)
 
@@ -123,7 +123,7 @@ class OtherWriters:
     def _part(self, path: Path, key: Key) -> JournalPart | None:
         try:
             return find_part(path, key)
-        except DamagedTapeError:  # a take-over says so, if it needs that one
+        except DamagedTapeError:  # a takeover reports it, if it needs that journal
             return None
 
     def _journals(self) -> dict[str, Path]:
@@ -136,5 +136,5 @@ class OtherWriters:
 
 
 def writer_tag(writer: str) -> str:
-    """The random end of a writer's name, by which a key says who made it."""
+    """The random end of a writer's name. A session key contains it to name the writer that made it."""
     return writer.rpartition("-")[2]

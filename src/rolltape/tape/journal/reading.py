@@ -46,7 +46,7 @@ _OUT_OF_ORDER = 256  # events: threads of one writer may write theirs in another
 
 
 class JournalSource:
-    """One journal, as it was when this was made and whatever came since."""
+    """One journal: what it held when this was made, and what was written since."""
 
     sealed = False
 
@@ -58,7 +58,7 @@ class JournalSource:
         self._problems: dict[Problem, None] = {}
         self._watcher: sqlite3.Connection | None = None
         self._watched = 0
-        # The counts are read before the rows, so a writer that closes meanwhile cannot look like a loss.
+        # The counts are read before the rows, so a writer that closes in the meantime cannot look like a loss.
         self._counts = None if self.alive else closing_counts(path)
         self._connection, damage, self._copy = opened_to_read(path, self.alive)
         self._damaged = damage is not None
@@ -69,46 +69,46 @@ class JournalSource:
 
     @property
     def name(self) -> str:
-        """What the index calls it."""
+        """Its name in the index."""
         return f"journal/{self.writer}"
 
     def probe(self) -> bool:
-        """Look again whether its writer is alive. Call it before `pin`: all that a dead writer wrote is then seen."""
+        """Check again whether its writer is alive. Call it before `pin`: then all that a dead writer wrote is seen."""
         self.alive = self.alive and is_alive(self.path)
         return self.alive
 
     def pin(self) -> int:
-        """See the journal as it is now until `unpin`; the number of its last event, -1 if there is none."""
+        """Read the journal as it is now until `unpin`. Return the number of its last event, or -1."""
         self.unpin()
         self._watched = self._watch() if self.alive else 0
         self._connection.execute("BEGIN")
         return self.last_event()
 
     def has_news(self) -> bool:
-        """Whether somebody has written to it since it was pinned, or its writer has died."""
+        """Whether it was written to since it was pinned, or its writer has died."""
         if self._watcher is None:
             return False
         return self._watched != self._watch() or (self.alive and not is_alive(self.path))
 
     def _watch(self) -> int:
-        # Another connection: the pinned one sees nothing of it.
+        # A second connection: the pinned one does not see later writes.
         if self._watcher is None:
             self._watcher = connected(self.path)
         ((version,),) = self._watcher.execute("PRAGMA data_version").fetchall()
         return int(version)
 
     def unpin(self) -> None:
-        """See what is new again."""
+        """End the read transaction, so that new rows are seen again."""
         if self._connection.in_transaction:
-            with contextlib.suppress(sqlite3.DatabaseError):  # it was sealed and removed meanwhile
+            with contextlib.suppress(sqlite3.DatabaseError):  # it was sealed and removed in the meantime
                 self._connection.execute("COMMIT")
 
     def last_event(self) -> int:
-        """The number of the last event that is there now; -1: there is none."""
+        """The number of the last event that is there now, or -1."""
         return self._last("events", "sequence", -1)
 
     def last_rollout(self) -> int:
-        """The number of the last rollout that is there now; 0: there is none."""
+        """The number of the last rollout that is there now, or 0."""
         return self._last("rollouts", "pk", 0)
 
     def _last(self, table: str, key: str, default: int) -> int:
@@ -144,7 +144,7 @@ class JournalSource:
     def _rows(
         self, columns: str, table: str, key: str, what: str, low: int = 0, high: int = LARGEST_ROW
     ) -> Iterator[tuple[Any, ...]]:
-        # Keys are dense, and a row takes more than eight bytes: so far a search among damaged pages needs to go.
+        # Keys are dense, and a row takes more than eight bytes. This limits the search among damaged pages.
         most = low + (self.path.stat().st_size if self.path.exists() else 0) // 8
         for row in readable_rows(self._connection, columns, table, key, low, high, most):
             if isinstance(row, Hole):
@@ -191,7 +191,7 @@ class JournalSource:
         return [one for one in found if one.about.key == key]
 
     def first_event_since(self, at_ns: int) -> int:
-        """An event number before which none is as late as that time, found by halving."""
+        """An event number before which no event is as late as that time, found by binary search."""
         low, high = 0, self.last_event() + 1
         while low < high:
             middle = (low + high) // 2
@@ -215,7 +215,7 @@ class JournalSource:
         return self._intact_sessions(self._rows(_SESSION_COLUMNS, "sessions", "pk", "sessions"))
 
     def _intact_sessions(self, rows: Iterable[tuple[Any, ...]]) -> dict[int, list[SessionRow]]:
-        """Sessions by their rollout's row, without those whose row is damaged."""
+        """Sessions by their rollout's row. Those with a damaged row are left out."""
         found: dict[int, list[SessionRow]] = {}
         for pk, rollout, ordinal, raw, crc in rows:
             if row_crc(pk, rollout, ordinal, raw) == crc:
@@ -233,7 +233,7 @@ class JournalSource:
         return False
 
     def earlier_parts(self, rollout: int) -> RolloutCounts | None:
-        """How much earlier writers had recorded of the rollout in a row; None: it began here."""
+        """How much earlier writers had recorded of the rollout in a row, or None if it began here."""
         found = next(iter(self.heads(rollout, rollout)), None)
         return None if found is None else found.head.earlier
 
@@ -251,14 +251,14 @@ class JournalSource:
         ]
 
     def messages(self, row: int) -> Iterator[Message]:
-        """The messages of the rollout in a row as its turns came to hold them; no tokens are read."""
+        """The messages of the rollout in a row, in the order of its turns. No tokens are read."""
         reader = TurnReader(self._connection, {}, self._problem)
         for session, _, _ in self.sessions_of(row):
             for _, keys, reply in self._rows("messages, reply", "turns", "pk", "turns", *_range(session)):
                 yield from reader.messages(keys if reply is None else keys + array("q", [reply]).tobytes())
 
     def check_whole(self) -> None:
-        """Note rows that belong to nothing that is readable, and counts that do not agree."""
+        """Note rows without a readable owner, and counts that do not agree."""
         heads = list(self.heads())
         keys, rows = {found.head.key for found in heads}, {found.row for found in heads}
         for rollout, sessions in self._sessions.items():
@@ -283,7 +283,7 @@ class JournalSource:
         try:
             ((listed,),) = self._connection.execute("SELECT count(*) FROM ends").fetchall()
         except sqlite3.DatabaseError:
-            return  # its writer was of a version that listed none
+            return  # its writer's version had no such list
         if listed != finishes:
             self._problem(f"{listed} rollouts are listed as ended, {finishes} have a finish", "")
 

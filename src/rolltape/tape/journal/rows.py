@@ -1,4 +1,4 @@
-"""Open a journal to read, and read its rows and turns; `repair.salvage` helps where it is damaged."""
+"""Opens a journal for reading, and reads its rows and turns; `repair.salvage` helps if it is damaged."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ from rolltape.tape.repair.salvage import (
 )
 from rolltape.tape.stored import StoredTurn
 
-Contents = dict[int, Message | Root]  # by key: those that were made already
+Contents = dict[int, Message | Root]  # by key: those made so far
 
 _PAUSES_S = [0.001 * 2**step for step in range(8)]  # a quarter of a second in all
 
@@ -41,13 +41,13 @@ TURN_COLUMNS = (
 
 
 def opened_to_read(path: Path, alive: bool) -> Opened:
-    """Open a journal; a damaged one in whatever way still reads something. The file itself is never changed."""
+    """Open a journal. A damaged one is opened in the way that can still read it. The file itself is never changed."""
     is_left = has_log(path) and not alive
-    # A log that was copied before its journal would hide what the journal has since: it is left out.
+    # A log that was copied before its journal would hide newer rows of the journal, so it is left out.
     is_older = is_left and is_log_older(path)
     if is_left and not is_older and not os.access(path.parent, os.W_OK):
         return opened_as_copy(path, "its directory is read-only", damaged=False)
-    # If nobody writes it and nothing lies beside it: read it as it is, without making files beside it.
+    # If no process writes it and it has no log, read it as it is, without making files beside it.
     mode = "ro" if alive or (is_left and not is_older) else "ro&immutable=1"
     connection, error = try_to_open(path, mode)
     if connection is None:
@@ -59,7 +59,7 @@ def opened_to_read(path: Path, alive: bool) -> Opened:
 
 
 def _lasting_unseen_frames(path: Path) -> int:
-    """The frames of a log that SQLite does not count; those of a fence that is being written it soon does."""
+    """How many frames of a log SQLite does not count. It soon counts those of a fence that is being written."""
     for pause_s in _PAUSES_S:
         if not unseen_frames(path):
             return 0
@@ -89,7 +89,7 @@ def readable_rows(
 
 
 class TurnReader:
-    """Makes turns from rows. `note` is called with each side array that is damaged, and what is lost with it."""
+    """Makes turns from rows. `note` is called for each damaged side array, with what is lost."""
 
     def __init__(self, connection: sqlite3.Connection, contents: Contents, note: Callable[[str, str], None]) -> None:
         self._connection = connection
@@ -98,7 +98,7 @@ class TurnReader:
         self._read_ahead: dict[int, tuple[bytes, bytes]] = {}
 
     def turns(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[StoredTurn | tuple[int, Exception]]:
-        """The turns of these rows, or the key of one and why it cannot be made. Reads all their contents at once."""
+        """The turn of each row, or its key and why the turn cannot be made. Reads all their contents at once."""
         wanted = {key for row in rows for key in (row[4], row[6], *_keys(row[5]))}
         self._read_contents(sorted(key for key in wanted if isinstance(key, int) and key not in self._contents))
         for row in rows:
@@ -108,7 +108,7 @@ class TurnReader:
                 yield row[0], error
 
     def turn(self, row: tuple[Any, ...]) -> StoredTurn:
-        """The turn of a row, its key first; raises DamagedTapeError, or what numpy says of odd bytes."""
+        """The turn of a row, whose first field is its key. Raises DamagedTapeError, or numpy's errors for odd bytes."""
         pk, parent, keep_tokens, keep_messages, root_pk, message_pks, reply_pk, sides, dtype = row[:9]
         sampled, new_ids, logprobs, facts, crc = row[9:]
         root = self._root(root_pk)
@@ -144,7 +144,7 @@ class TurnReader:
         )
 
     def messages(self, keys: bytes) -> Iterator[Message]:
-        """The messages of these keys that were not given yet, as far as they can be read."""
+        """The messages with these keys that were not read yet, as far as they can be read."""
         for pk in array("q", keys):
             if pk not in self._contents:
                 with contextlib.suppress(DamagedTapeError):
@@ -194,7 +194,7 @@ class TurnReader:
 
     def _read_contents(self, keys: list[int]) -> None:
         select = "SELECT pk, raw, digest FROM contents WHERE pk IN (SELECT value FROM json_each(?))"
-        with contextlib.suppress(sqlite3.DatabaseError):  # what cannot be read is found one by one
+        with contextlib.suppress(sqlite3.DatabaseError):  # rows that cannot be read are found one by one later
             for pk, *row in self._connection.execute(select, (json.dumps(keys),)):
                 self._read_ahead[pk] = (row[0], row[1])
 
@@ -213,5 +213,5 @@ class TurnReader:
 
 
 def _keys(packed: object) -> Iterable[int]:
-    """The keys of a row's messages; none if the row is damaged, which making its turn will show."""
+    """The keys of a row's messages; none if the row is damaged, which is noticed when its turn is made."""
     return array("q", packed) if isinstance(packed, bytes) and len(packed) % 8 == 0 else ()

@@ -1,6 +1,6 @@
-"""The journal of one writing process: group commit, one transaction for everything that waits.
+"""The journal of one writing process, with group commit: one transaction for everything that waits.
 
-A thread waits until its entries are durable; a coroutine gets a future, and all that one tick of its event loop submits
+A thread waits until its entries are durable. A coroutine gets a future, and all that its event loop submits in one tick
 is one transaction.
 """
 
@@ -26,7 +26,7 @@ from rolltape.tape.stored import Key
 
 T = TypeVar("T")
 
-_KNOWN_CONTENTS = 32_768  # of the contents last used, 6 MB: one that comes back later is stored again
+_KNOWN_CONTENTS = 32_768  # of the contents last used, 6 MB; one that was forgotten is stored again
 _UNWRITABLE = (sqlite3.Error, OverflowError, ValueError, TypeError, MemoryError)
 
 
@@ -43,9 +43,9 @@ class Durability(enum.StrEnum):
 
 
 class Ticket:
-    """Entries on their way to the disk together: all of them are kept, or none.
+    """Entries that are written together: all of them are stored, or none.
 
-    It is settled once, by the thread that writes it; `settled` is then called, in that thread.
+    It is settled once, by the thread that writes it, which then calls `settled`.
     """
 
     __slots__ = ("_settled", "after", "done", "entries", "error", "rollout")
@@ -58,8 +58,8 @@ class Ticket:
         settled: "Callable[[Ticket], None] | None" = None,
     ) -> None:
         self.entries = entries
-        self.rollout = rollout  # that only its owner may add these to; None: anybody may
-        self.after = after  # without that one this one has no meaning
+        self.rollout = rollout  # only its owner may add these entries; None: no owner is needed
+        self.after = after  # refused if that ticket is refused
         self.done = False
         self.error: BaseException | None = None
         self._settled = settled
@@ -71,11 +71,11 @@ class Ticket:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the one that it builds on was refused."""
+        """Whether the ticket that it builds on was refused."""
         return self.after is not None and self.after.done and self.after.error is not None
 
     def settle(self, error: BaseException | None = None) -> None:
-        """Say what became of it; None: it is on the disk."""
+        """Note how it ended: with this error, or, if None, on the disk."""
         self.error, self.done, self.after = error, True, None
         if self._settled is not None:
             self._settled(self)
@@ -108,17 +108,17 @@ class Journal:
         self._rows = {"rollouts": 0, "sessions": 0, "turns": 0, "ends": 0}
         self._clock_lock = threading.Lock()  # taken last
         self._last_ns = 0
-        self._due: asyncio.AbstractEventLoop | None = None  # the loop that is going to commit what is queued
+        self._due: asyncio.AbstractEventLoop | None = None  # the loop that will commit what is queued
         self._closed = False
 
     def now_ns(self, after_ns: int = 0) -> int:
-        """A time later than all that this gave before, and than `after_ns`."""
+        """A time later than all that this returned before, and than `after_ns`."""
         with self._clock_lock:
             self._last_ns = max(time.time_ns(), self._last_ns + 1, after_ns + 1)
             return self._last_ns
 
     def append(self, *entries: Entry, rollout: Key | None = None) -> None:
-        """Store entries together; returns when they are durable. See `submit`."""
+        """Store entries together. It returns when they are durable. See `submit`."""
         self.wait(self.submit(*entries, rollout=rollout))
 
     def submit(
@@ -130,7 +130,7 @@ class Journal:
     ) -> Ticket:
         """Queue entries without waiting. They are durable once `wait` on the ticket, or `flush`, returns.
 
-        They are refused if another writer took `rollout` over, and if `after` is refused.
+        They are refused if another writer took over `rollout`, or if `after` is refused.
         """
         if self._closed:
             raise ClosedError(f"journal {self.path}: the tape is closed; open it again to record more")
@@ -142,7 +142,7 @@ class Journal:
         """Return when the ticket is durable; raise if it could not be written."""
         if not ticket.done:
             try:
-                # Whoever gets the lock writes all that is queued; those who waited for it find their entries done.
+                # The thread that gets the lock writes all that is queued. Threads that waited find their entries done.
                 with self._commit_lock:
                     if not ticket.done:
                         self._commit_queued()
@@ -153,7 +153,7 @@ class Journal:
             raise ticket.error
 
     def _withdraw(self, ticket: Ticket, interrupt: BaseException) -> None:
-        """Take back what an interrupted caller will not hear about, if nobody has written it yet."""
+        """Take back the ticket of an interrupted caller, if it is not written yet."""
         with self._commit_lock:
             if not ticket.done:
                 self._queue.remove(ticket)
@@ -168,9 +168,9 @@ class Journal:
     def submit_async(
         self, value: T, *entries: Entry, rollout: Key | None = None, after: Ticket | None = None
     ) -> tuple[Ticket, asyncio.Future[T]]:
-        """As `submit`, from a coroutine: they are committed with all that its loop submits in this tick.
+        """As `submit`, from a coroutine: entries are committed with all that its loop submits in this tick.
 
-        The future gives `value` when they are durable, or says why they could not be written. Cancelling it takes
+        The future returns `value` when they are durable, or raises why they could not be written. Cancelling it takes
         nothing back.
         """
         loop = asyncio.get_running_loop()
@@ -185,14 +185,14 @@ class Journal:
         if self._waits_for_disk:
             loop.run_in_executor(None, self.flush).add_done_callback(lambda _: self._end_tick(loop))
             return
-        # On the loop itself: a thread beside it would have to wait for its GIL after every statement.
+        # On the loop itself: another thread would wait for the GIL after every statement.
         try:
             self.flush()
         finally:
             self._end_tick(loop)
 
     def _end_tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Commit again what came while the disk was waited for, or was left by an interrupt."""
+        """Commit again if entries came while the disk was busy, or were left by an interrupt."""
         self._due = None
         if self._queue:
             self._due = loop
@@ -204,7 +204,7 @@ class Journal:
             waiting.append(self._queue.popleft())
         try:
             if not self._written(waiting):
-                for ticket in waiting:  # what cannot be written must not take the others with it
+                for ticket in waiting:  # a ticket that cannot be written must not stop the others
                     self._written([ticket])
         except BaseException:
             self._roll_back()
@@ -212,7 +212,7 @@ class Journal:
             raise
 
     def _written(self, tickets: Sequence[Ticket]) -> bool:
-        """Write those of the tickets that still can be, in one transaction; one alone that fails is refused."""
+        """Write the tickets that are not settled, in one transaction. A single ticket that fails is refused."""
         tickets = [ticket for ticket in tickets if not self._is_settled(ticket)]
         if not tickets:
             return True
@@ -224,7 +224,7 @@ class Journal:
             self._connection.execute("BEGIN IMMEDIATE")
             if self._has_new_fences() and any(ticket.rollout in self._fences for ticket in tickets):
                 self._roll_back()
-                return self._written(tickets)  # those are refused now, the others are written
+                return self._written(tickets)  # tickets of fenced rollouts are refused now, the others are written
             batch.insert(self._connection)
             self._connection.execute("COMMIT")
         except _UNWRITABLE as error:
@@ -237,13 +237,13 @@ class Journal:
             self._rows[table] += len(batch.rows[table])
         self._remember(batch.fresh)
         for ticket in tickets:
-            ticket.done = True  # all of them before any is told of: an interrupt must not have one written twice
+            ticket.done = True  # all before any is reported: after an interrupt, none may be written twice
         for ticket in tickets:
             ticket.settle()
         return True
 
     def _has_new_fences(self) -> bool:
-        """Look for fences, inside a transaction, if another connection has written since the last time."""
+        """Read the fences, inside a transaction, if another connection has written since the last time."""
         ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
         if version == self._data_version:
             return False
@@ -251,7 +251,7 @@ class Journal:
         return True
 
     def check_open(self, where: str) -> None:
-        """Raise ClosedError in a forked child of the process that writes this journal, and once it is closed."""
+        """Raise ClosedError in a forked child of the process that writes this journal, and after it was closed."""
         if self.pid != os.getpid():
             raise ClosedError(
                 f"{where} was opened in process {self.pid}, this is its child {os.getpid()}; open a rollout here"
@@ -298,18 +298,18 @@ class Journal:
             return [row[0] for row in self._connection.execute(SELECT_TRIES, (rollout,))]
 
     def finish_of(self, rollout: str, try_index: int) -> list[tuple[int, bytes, int]]:
-        """The row of the event that ended a try; none if this journal has none."""
+        """The row of the event that ended a try, or an empty list if this journal has none."""
         with self._commit_lock:
             return self._connection.execute(SELECT_FINISH, (rollout, try_index)).fetchall()
 
     def close(self) -> None:
-        """Write what is queued, fold the log into the main file, and let go of the journal. Twice is fine."""
+        """Write what is queued, merge the log into the main file, and close the journal. A second call does nothing."""
         if self._closed or self.pid != os.getpid():
             return
         with self._commit_lock:
             self._commit_queued()
             self._closed = True
-            # Before the log goes: without either, a journal looks as if a part of it was lost.
+            # Before the log is removed: without both, a journal looks as if a part of it was lost.
             self._owner.note_closing({**self._rows, "events": self.next_event})
             with contextlib.suppress(sqlite3.Error):  # a full disk: everything is in the log, where readers find it
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -318,7 +318,7 @@ class Journal:
 
 
 class OpenRollout:
-    """A rollout in the journal that it is recorded in: whoever adds to it asks here if it still may."""
+    """A rollout in the journal that it is recorded in. Recorders check here whether they may still add to it."""
 
     def __init__(self, journal: Journal, row: int, key: Key) -> None:
         self.journal = journal
@@ -327,7 +327,7 @@ class OpenRollout:
         self.ended: str | None = None  # the status that it ended with
 
     def check(self, where: str) -> Journal:
-        """The journal to write to; refused once the rollout has ended or was taken over, and in a forked child."""
+        """The journal to write to. Raises if the rollout has ended or was taken over, and in a forked child."""
         if self.ended is not None:
             raise ClosedError(f"{where}: rollout {self.key[0]} (try {self.key[1]}) is {self.ended} already")
         self.journal.refuse_taken(self.key)
@@ -336,7 +336,7 @@ class OpenRollout:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of this thread; None: it runs none."""
+    """The event loop that runs in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -344,12 +344,12 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _tell(future: asyncio.Future[T], value: T, ticket: Ticket) -> None:
-    """Resolve a future from whichever thread settled its ticket."""
+    """Resolve a future, from any thread that settled its ticket."""
     loop = future.get_loop()
     if loop is running_loop():
         _resolve(future, value, ticket.error)
     else:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(_resolve, future, value, ticket.error)
 
 

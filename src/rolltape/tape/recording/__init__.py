@@ -1,1 +1,1 @@
-"""The writer's API: tapes, rollouts, sessions, and the validation of what they are given."""
+"""The writer's API: tapes, rollouts and sessions, and the validation of their input."""

@@ -1,4 +1,4 @@
-"""Tags and notes as a caller gives them → checked events."""
+"""A caller's tags and notes → checked events."""
 
 import secrets
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _NOTE_DIGITS = 12
 
 
 class AnnotationOptions(TypedDict, total=False):
-    """What a tag or a note is on, if not on a whole rollout, and who gives it, as `Tape.add_tags` describes."""
+    """Where a tag or a note is placed, if not on a whole rollout, and who adds it. `Tape.add_tags` describes them."""
 
     turn: str | None
     tokens: Sequence[int] | None
@@ -44,7 +44,7 @@ def note_event(rollout_id: str, text: str, **options: Unpack[AnnotationOptions])
 
 
 def change_note_event(run: Run, rollout_id: str, note_id: str, text: str | None, by: str | None) -> NewEvent:
-    """An event that gives a note another text, or (None) takes it back. Raises NoSuchRollout."""
+    """An event that changes the text of a note or, with None, takes it back. Raises NoSuchRollout."""
     found = run.find(rollout_id)
     for try_index in reversed(found.tries):
         note = next((one for one in run.annotations(found.id, try_index).notes if one.id == note_id), None)

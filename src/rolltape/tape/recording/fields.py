@@ -1,4 +1,4 @@
-"""What a caller hands over, checked and copied: single values, arrays of any library, and the sampled side of a turn.
+"""Checks and copies what a caller passes: single values, arrays of any library, and the sampled side of a turn.
 
 Torch is not imported.
 """
@@ -25,7 +25,7 @@ _SEGMENT_FIELDS = {"sampled_ids", "logprobs", "weight_version"}
 
 
 class TurnFields(TypedDict, total=False):
-    """What `record_turn` takes. `finish` is needed, and a prompt: whole, or `after` with what is new."""
+    """The arguments of `record_turn`. It needs `finish`, and a prompt: whole, or `after` with what is new."""
 
     after: Turn | str | None
     prompt_messages: Iterable[object] | None
@@ -37,7 +37,7 @@ class TurnFields(TypedDict, total=False):
     segments: Iterable[Mapping[str, Any]] | None
     reply: object
     weight_version: object
-    tools: object  # a Root stands for the template options too
+    tools: object  # a Root includes the template options
     template_options: Mapping[str, Any] | None
     sampling: Mapping[str, Any] | None
     sampling_asked: Mapping[str, Any] | None
@@ -59,7 +59,7 @@ class TurnFields(TypedDict, total=False):
 
 
 def as_member(kind: type[E], value: str, where: str) -> E:
-    """A member of a closed list, by itself or by its value."""
+    """A member of an enum, given as such or by its value."""
     if type(value) is kind:
         return value
     try:
@@ -70,7 +70,7 @@ def as_member(kind: type[E], value: str, where: str) -> E:
 
 
 def as_text(value: object, where: str) -> str | None:
-    """A text or None; what is not valid Unicode in it is replaced."""
+    """A text or None. Characters that are not valid Unicode are replaced."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -79,7 +79,7 @@ def as_text(value: object, where: str) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no lone surrogate, which nothing outside of Python can spell."""
+    """Whether a text has no lone surrogate, which cannot be encoded outside of Python."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -106,7 +106,7 @@ def _is_plain(item: object) -> bool:
 
 
 def as_items(value: object, where: str, of: str) -> list[Any]:
-    """The items of any iterable but a text or a mapping, an iterator's too; `where` says what they are."""
+    """The items of any iterable, also of an iterator, but not of a text or a mapping. `where` names them in errors."""
     if type(value) is list:
         return value.copy()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
@@ -115,7 +115,7 @@ def as_items(value: object, where: str, of: str) -> list[Any]:
 
 
 def as_texts(texts: Sequence[str], where: str) -> tuple[str, ...]:
-    """Several texts; None among them is left out."""
+    """Several texts. None is left out."""
     if isinstance(texts, str):
         raise RecordError(f"{where} are the text {texts!r}; give a list of texts")
     items = as_items(texts, where, "texts")
@@ -123,7 +123,7 @@ def as_texts(texts: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def as_count(value: object, where: str) -> int:
-    """A whole number that is not negative, numpy's included."""
+    """A whole number that is not negative, also as a numpy scalar."""
     number = plain_scalar(value)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
         raise RecordError(f"{where} is {shown(value)}; give a whole number from 0 up")
@@ -162,8 +162,8 @@ def as_ids(value: object, where: str) -> Ids:
 
 
 def as_whole_numbers(value: object, where: str, kind: str) -> Ids:
-    """Whole numbers from 0 up as a private int32 array; `kind` says what each of them is."""
-    # In both forms the least and the greatest are looked at, which for a short array costs a third of numpy's min.
+    """Whole numbers from 0 up as a private int32 array. `kind` names one of them in errors."""
+    # Both branches check the smallest and the largest number; for a short array argmin costs a third of numpy's min.
     if type(value) is list and set(map(type, value)) == {int}:
         if min(value) < 0 or max(value) > _MAX_INT32:
             raise _odd_number(value, where, kind)
@@ -193,7 +193,8 @@ def _odd_number(items: Sequence[object], where: str, kind: str) -> RecordError:
 def as_logprobs(value: object, where: str) -> tuple[Logprobs, bool]:
     """Logprobs as a private array, bit for bit what was given, and whether a NaN was among them.
 
-    NaN stands for "none given", as `None` does in a list. float32 where it holds every value exactly, else float64.
+    NaN means "none given", as `None` does in a list. The array is float32 if that holds every value exactly, else
+    float64.
     """
     if type(value) is list and set(map(type, value)) == {float}:
         short = packed("f", value)
@@ -293,7 +294,7 @@ class Sampled(NamedTuple):
 
 
 def as_sampled(fields: TurnFields, token_faithful: bool, where: str) -> Sampled:
-    """A reply given as one stretch, or as the segments that weight updates cut it into."""
+    """A reply given as one piece, or as the segments that weight updates cut it into."""
     segments = fields.get("segments")
     if segments is None:
         ids, logprobs, had_nan = _stretch(fields.get("sampled_ids"), fields.get("logprobs"), token_faithful, where)
@@ -305,7 +306,7 @@ def as_sampled(fields: TurnFields, token_faithful: bool, where: str) -> Sampled:
 
 
 def ids_or_none(value: object, token_faithful: bool, where: str) -> Ids:
-    """Ids; only a turn whose engine gives none may come without."""
+    """Ids. Only a turn whose engine returns none may lack them."""
     if value is None and token_faithful:
         raise RecordError(f"{where} is missing; an engine that gives no ids is recorded with token_faithful=False")
     return NO_IDS if value is None else as_ids(value, where)
@@ -314,7 +315,7 @@ def ids_or_none(value: object, token_faithful: bool, where: str) -> Ids:
 def _stretch(
     sampled_ids: object, logprobs: object, token_faithful: bool, where: str
 ) -> tuple[Ids, Logprobs | None, bool]:
-    """Ids and their logprobs (None: none given), and whether a NaN was among those."""
+    """Ids and their logprobs (None if not given), and whether a logprob was NaN."""
     ids = ids_or_none(sampled_ids, token_faithful, f"{where}: sampled_ids")
     if logprobs is None:
         return ids, None, False
@@ -356,7 +357,7 @@ def _joined(segments: Iterable[Mapping[str, Any]], token_faithful: bool, where: 
 
 
 def _versions(value: object, where: str) -> tuple[str | None, str | None]:
-    """A weight version, a pair of versions that it lies between, or None where the engine did not say."""
+    """A weight version, a pair of versions that it lies between, or None if the engine did not report one."""
     if value is None or (type(value) is str and value.isascii()):
         return value, value
     first, last = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)

@@ -1,6 +1,6 @@
-"""What a caller hands over → a Turn: checked, snapshotted, coded against an earlier turn. Nothing is stored here.
+"""A caller's fields → a Turn: checked, copied, coded against an earlier turn. Nothing is stored here.
 
-Which earlier turn a whole prompt is coded against is a choice of storage alone: any answer is correct.
+The choice of the earlier turn affects only the stored size: any choice is correct.
 """
 
 import marshal
@@ -43,7 +43,7 @@ from rolltape.tape.recording.fields import (
 )
 
 _FIELDS = frozenset(TurnFields.__annotations__)
-# Fields that are facts as they are, once they are checked.
+# Fields that become facts without a change, once they are checked.
 _FACTS: dict[str, Callable[[Any, str], object]] = {
     **dict.fromkeys(("auxiliary", "error", "fingerprint", "model", "renderer"), as_text),
     **dict.fromkeys(("ended_at", "reward", "started_at"), as_float),
@@ -73,7 +73,7 @@ class SessionIntake:
         fingerprint: str | None = None,
         logprob_kind: LogprobKind | str | None = None,
     ) -> None:
-        """What is given holds for turns without their own, and goes into the head, for one that resumes the session."""
+        """What is given applies to turns without their own, and is stored in the head for a writer that resumes."""
         where = f"session {head.id}"
         self.root = Root.snapshot(tools, template_options, where)
         self._knows_root = True
@@ -131,7 +131,7 @@ class SessionIntake:
         return CodedTurn(turn, sequence, parent.keep_tokens, parent.keep_messages, given_whole)
 
     def _new_in_prompt(self, fields: TurnFields, faithful: bool, where: str) -> tuple[Parent, list[Message], Ids]:
-        """The turn that a prompt is coded against, and the messages and ids that follow what it keeps of it."""
+        """The turn that a prompt is coded against, and the messages and ids that follow the part kept of it."""
         after = fields.get("after")
         whole_messages, whole_ids = fields.get("prompt_messages"), fields.get("prompt_ids")
         new_messages, new_ids = fields.get("new_messages"), fields.get("new_prompt_ids")
@@ -219,7 +219,7 @@ class SessionIntake:
         return coded.turn
 
     def take_back(self, count: int) -> None:
-        """Leave the session with its first `count` turns: those after them could not be stored."""
+        """Keep only the first `count` turns of the session: the later ones could not be stored."""
         del self.turns[count:]
         self._delta.take_back(count)
 
@@ -248,9 +248,9 @@ def _snapshots(messages: Iterable[object], where: str, known: dict[bytes, Messag
 
 
 def _known_or_new(message: object, known: dict[bytes, Message], where: str) -> Message:
-    """The message met before that is the same to the letter, or a new one. Marshalling costs a tenth of encoding."""
+    """An earlier message that is exactly the same, or a new one. Marshalling costs a tenth of encoding."""
     try:
-        # Version 2: the same value gives the same bytes, whoever else refers to it.
+        # Version 2: the same value gives the same bytes, however often it is referred to.
         letter = marshal.dumps(message, 2)  # type: ignore[arg-type]
     except ValueError:
         return Message.snapshot(message, where)
@@ -261,7 +261,7 @@ def _known_or_new(message: object, known: dict[bytes, Message], where: str) -> M
 
 
 def _reply(value: object, where: str) -> Message | None:
-    """The reply's message; None: it was not recorded, or there was none."""
+    """The reply's message, or None if it was not recorded or there was none."""
     if value is None:
         return None
     reply = Message.snapshot(value, f"{where}: reply")
@@ -271,7 +271,7 @@ def _reply(value: object, where: str) -> Message | None:
 
 
 def _message_starts(fields: TurnFields, prompt: MessageChain, tokens: TokenChain, where: str) -> tuple[int, ...] | None:
-    """Where each of the turn's own messages begins, counted from the start of the prompt; None: that is not known."""
+    """Where each of the turn's own messages begins, counted from the start of the prompt, or None if unknown."""
     value = fields.get("message_starts")
     if value is None:
         return None
@@ -287,7 +287,7 @@ def _message_starts(fields: TurnFields, prompt: MessageChain, tokens: TokenChain
 
 
 class _Whole(NamedTuple):
-    """A turn with its conversation and ids spelled out, to compare the next whole prompt with."""
+    """A turn with its conversation and ids in full, to compare the next whole prompt with."""
 
     turn: Turn
     digests: list[bytes]
@@ -295,7 +295,7 @@ class _Whole(NamedTuple):
 
 
 class DeltaCoder:
-    """Finds, for a prompt given whole, the turn that it shares most with: the latest, or one found by conversation."""
+    """Finds the turn that a whole prompt shares most with: the latest turn, or one found by its conversation."""
 
     def __init__(self) -> None:
         self._latest: _Whole | None = None
@@ -304,7 +304,7 @@ class DeltaCoder:
         self._whole_prompt: tuple[list[bytes], Ids] | None = None
 
     def best_parent(self, messages: Sequence[Message], ids: Ids) -> Parent:
-        """The best of the latest turn and the one that holds the longest beginning of the conversation."""
+        """The better of the latest turn and the turn whose conversation is the longest beginning of this one."""
         digests = [message.digest for message in messages]
         self._whole_prompt = (digests, ids)
         parent = Parent(None)
@@ -312,18 +312,18 @@ class DeltaCoder:
             parent = _shared(self._latest, digests, ids)
             if parent.keep_messages == len(self._latest.digests):
                 return parent
-        # A turn that was given as what is new is spelled out only if this conversation goes on from it.
+        # A turn that was recorded with `after` is written out in full only if this conversation continues it.
         other = self._longest_beginning(digests)
         if other is not None and other is not parent.turn:
             parent = max(_shared(_spelled_out(other), digests, ids), parent, key=lambda found: found.keep_tokens)
         return parent
 
     def accepted(self, turn: Turn, parent: Turn | None, keep_messages: int, *, given_whole: bool) -> None:
-        """Remember a turn; one that was given whole is at hand for the next comparison."""
+        """Remember a turn. One that was given whole is kept in full for the next comparison."""
         digests = [message.digest for message in turn.prompt.own]
         start = b""
         if parent is not None and keep_messages == len(parent.messages):
-            start = self._ends[parent.sequence]  # only what is new is hashed: what comes before has its hash
+            start = self._ends[parent.sequence]  # only what is new is hashed
         elif self._whole_prompt is not None:
             digests = self._whole_prompt[0]
         elif parent is not None:
@@ -342,12 +342,12 @@ class DeltaCoder:
         self._ends.append(end)
 
     def look_at(self, turn: Turn) -> None:
-        """Have an accepted turn at hand for the next comparison."""
+        """Keep an accepted turn in full for the next comparison."""
         self._latest = _spelled_out(turn)
 
     def take_back(self, count: int) -> None:
-        """Forget all turns but the first `count`. A conversation that one of them shared with an earlier turn may be
-        forgotten too; the next prompt is then coded against another one."""
+        """Forget all turns but the first `count`. A conversation that a forgotten turn shared with a kept one may be
+        forgotten too; the next prompt is then coded against another turn."""
         del self._ends[count:]
         self._by_conversation = {end: turn for end, turn in self._by_conversation.items() if turn.sequence < count}
         if self._latest is not None and self._latest.turn.sequence >= count:
@@ -374,7 +374,7 @@ def _spelled_out(turn: Turn) -> _Whole:
 
 
 def _hashes(start: bytes, digests: Sequence[bytes]) -> list[bytes]:
-    """The hash of a conversation after each of its next messages, from the hash of what comes before them."""
+    """The hash of a conversation after each of its next messages. `start` is the hash before them."""
     hashes = []
     for digest in digests:
         start = blake2b(start + digest, digest_size=16).digest()

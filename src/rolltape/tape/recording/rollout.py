@@ -68,7 +68,7 @@ class RolloutRecorder:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes more turns here: it has not ended, and nobody took it over."""
+        """Whether it accepts more turns here: it has not ended, and no other writer took it over."""
         try:
             self._open.journal.refuse_taken(self._open.key)
         except TakenOverError:
@@ -95,13 +95,13 @@ class RolloutRecorder:
         tool_ids_matter: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> SessionRecorder:
-        """Open a session. What is given here holds for its turns, unless a turn is recorded with its own.
+        """Open a session. What is given here applies to its turns, unless a turn is recorded with its own.
 
         Args:
             tools: The tools that prompts declare.
             template_options: Options of the chat template.
-            stop_ids: The ids that end a reply. A reply that ends by "stop" on another id is then flagged, and one that
-                goes on after such an id does not train.
+            stop_ids: The ids that end a reply. A reply that ends by "stop" on another id is then flagged, and a
+                reply that continues after such an id does not train.
             vocabulary: One more than the largest id of the tokenizer. A reply with an id beyond it does not train.
             tokenizer: Where the text of the ids can be found: a path, which may lie in the run, or a name.
             model: The model that replies, if it is not the rollout's.
@@ -166,7 +166,7 @@ class RolloutRecorder:
         )
 
     def fail(self, reason: str) -> None:
-        """End the rollout as broken by the infrastructure: it has no reward, and averages leave it out."""
+        """End the rollout as failed because of the infrastructure: it has no reward, and averages leave it out."""
         if not isinstance(reason, str) or not reason:
             raise RecordError(f"rollout {self.id}: it failed for the reason {reason!r}; say why in words")
         self._end(Status.FAILED, None, reason, None)
@@ -174,15 +174,15 @@ class RolloutRecorder:
     def _end(
         self, status: Status, stop_reason: StopReason | None, reason: str | None, score: dict[str, Any] | None
     ) -> None:
-        # Asked before any lock is held: the tape takes its own, and then those of its rollouts.
+        # Called before any lock is held: the tape takes its own lock, and then those of its rollouts.
         after_ns = 0 if score is None else self._writer.latest_ns(self.id)
         with contextlib.ExitStack() as held:
             held.enter_context(self._lock)
-            for session in self._sessions:  # a turn that is being recorded counts, or comes too late
+            for session in self._sessions:  # a turn that is being recorded is counted, or is refused
                 held.enter_context(session.lock)
             journal = self._open.check(f"rollout {self.id}")
             if any(session.is_writing for session in self._sessions):
-                journal.flush()  # turns of coroutines that are on their way count, or are refused
+                journal.flush()  # turns that coroutines have submitted are counted, or are refused
             data: dict[str, Any] = {"status": status.value}
             if stop_reason is not None:
                 data["stop_reason"] = stop_reason.value
@@ -205,12 +205,12 @@ class RolloutRecorder:
     def append_event(self, event: LoggedEvent, after: Ticket | None = None) -> Ticket:
         """Append an event while the rollout is open. It is durable when this returns, on an event loop after the tick.
 
-        It is refused if `after` was refused; on an event loop only the ticket says so.
+        It is refused if `after` was refused. On an event loop, only the ticket shows this.
         """
         journal = self._open.check("an event")
         if running_loop() is not None:
             ticket, future = journal.submit_async(None, event, rollout=self._open.key, after=after)
-            # Nobody awaits it, and asyncio would complain of an error that nobody looked at; the ticket keeps it.
+            # No caller awaits the future, and asyncio would warn about an error that was never read. The ticket has it.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
             ticket = journal.submit(event, rollout=self._open.key, after=after)
@@ -218,7 +218,7 @@ class RolloutRecorder:
         return ticket
 
     def earlier_events(self) -> tuple[Event, ...]:
-        """All events about this rollout that are on the tape, those of earlier writers included."""
+        """All events about this rollout that are on the tape, also those of earlier writers."""
         return read(self._writer.directory.path).rollout(self.id, self.try_index).events
 
     def turn_counts(self) -> tuple[int, ...]:
@@ -255,7 +255,7 @@ def _describe(error: BaseException) -> str:
 
 
 def score_data(reward: object, terms: Mapping[str, object] | None, where: str) -> dict[str, Any] | None:
-    """The data of a score; None: no reward was given."""
+    """The data of a score, or None if no reward was given."""
     if terms is not None and not isinstance(terms, Mapping):
         raise RecordError(f"{where}: reward terms are a {type(terms).__name__}; give a mapping from name to number")
     if reward is None:

@@ -35,11 +35,11 @@ class SessionRecorder:
     """
 
     def __init__(self, writer: "TapeWriter", rollout: OpenRollout, key: int, intake: SessionIntake) -> None:
-        """`key` is the session's in the journal. Turns that the intake has already are on the tape."""
+        """`key` is the session's key in the journal. Turns that the intake has are on the tape already."""
         self._writer = writer
         self._rollout = rollout
         self._key = key
-        self._intake = intake  # its last turns, one per ticket that is not settled, may yet be refused
+        self._intake = intake  # its last turns, one per open ticket, may still be refused
         self._tickets: deque[Ticket] = deque()
         self.lock = threading.RLock()
         self.turn_count = 0
@@ -87,7 +87,7 @@ class SessionRecorder:
             sampled_ids: The ids that the engine sampled, the stop token included.
             logprobs: The engine's logprob of each sampled id; None for one that it did not give.
             weight_version: The weights that sampled the reply, as a text or a number.
-            segments: Instead of these three, for a reply that was interrupted by a weight update: a list of mappings
+            segments: Instead of these three, for a reply during which the weights were updated: a list of mappings
                 with `sampled_ids`, `logprobs` and `weight_version`. A version that lies between two is a pair.
             reply: The reply as a chat message with the role "assistant".
             side_arrays: Further values per token, by name. An array has a row for each sampled id. A mapping with
@@ -105,15 +105,15 @@ class SessionRecorder:
             reward: A reward for this turn alone.
             delivery: Whether the client got the reply: "delivered" (the default), "undelivered" or "unknown".
             auxiliary: Why the call is no part of the task, such as "a title". Such a turn does not train.
-            token_faithful: False for an engine that gives text and no ids. Such a turn does not train.
+            token_faithful: False for an engine that returns text and no ids. Such a turn does not train.
             flags: What is odd about the turn, as values of TurnFlag.
             error: What went wrong, for a turn that ended by "error" or "abort".
-            started_at: When it was asked for, in seconds since the epoch.
+            started_at: When the reply was requested, in seconds since the epoch.
             ended_at: When the reply ended; now, if it is left out.
             extra: Further JSON to keep with the turn.
 
         Returns:
-            The turn. Its `id` names it on the tape; give it, or the turn, as `after` of the next one.
+            The turn. Give the turn, or its `id`, as `after` of the next one.
 
         Example:
 
@@ -145,14 +145,14 @@ class SessionRecorder:
             try:
                 journal.wait(ticket)
             finally:
-                # An interrupt may come when the turn is on the disk already; then it is part of the session.
+                # If an interrupt comes when the turn is on the disk already, the turn is part of the session.
                 self.settle()
             return coded.turn
 
     def record_turn_async(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> asyncio.Future[Turn]:
         """As `record_turn`, from a coroutine: the turn is durable when the future is done.
 
-        A bad turn is refused by this call. When it returns, what was given is copied and has its place in the session.
+        This call itself refuses a bad turn. When it returns, the turn is copied and has its place in the session.
         Cancelling the future does not take the turn back.
 
         Example:
@@ -178,9 +178,9 @@ class SessionRecorder:
         return self._rollout.journal.submit_async(None, event, rollout=self._rollout.key)[1]
 
     def encode_delivery(self, turn_id: str, delivery: Delivery | str) -> LoggedEvent:
-        """The event that says whether the reply of a turn arrived, while the rollout is open.
+        """The event that records whether the reply of a turn arrived, while the rollout is open.
 
-        No other process records deliveries of it then, so there are no other events that this one must follow.
+        No other process records its deliveries in that time, so this event need not sort after others.
         """
         data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
         return encode_event(EventKind.DELIVERY, self._rollout.key, data, turn=turn_id)
@@ -198,7 +198,7 @@ class SessionRecorder:
         return self._tickets[-1] if self._tickets else None
 
     def _expect(self, coded: CodedTurn, ticket: Ticket) -> None:
-        """Take a turn as part of the session until its ticket says otherwise."""
+        """Treat a turn as part of the session until its ticket is refused."""
         self._intake.accept(coded)
         self._tickets.append(ticket)
 
@@ -208,12 +208,12 @@ class SessionRecorder:
         return bool(self._tickets) and not self._tickets[-1].done
 
     def settle(self) -> None:
-        """Count the turns that are on the disk by now. One that was refused is taken back, and all after it."""
+        """Count the turns that are on the disk by now. If a turn was refused, it and all later turns are taken back."""
         while self._tickets and self._tickets[0].done:
             if self._tickets.popleft().stored:
                 self._count(self._intake.turns[self.turn_count])
             else:
-                # Those after it will be refused, if they are not yet: each ticket is bound to the one before.
+                # Later tickets are refused too: each one builds on the one before.
                 self._tickets.clear()
                 self._intake.take_back(self.turn_count)
 

@@ -1,4 +1,4 @@
-"""Summarize rollouts that have just ended, in the background, and append the summaries to the journal as events."""
+"""Summarizes rollouts that have just ended, in the background, and appends the summaries to the journal as events."""
 
 import contextlib
 import logging
@@ -24,8 +24,8 @@ log = logging.getLogger("rolltape.tape")
 
 Summarize = Callable[[Rollout], RolloutSummary]
 
-_MOST_WAITING = 1_000  # rollouts; the summaries of further ones are left to readers
-_CLOSE_S = 2.0  # how long closing a tape waits for those that are due
+_MOST_WAITING = 1_000  # rollouts; readers compute the summaries of further ones
+_CLOSE_S = 2.0  # how long closing a tape waits for summaries that are due
 
 
 class EndedHere(NamedTuple):
@@ -39,8 +39,8 @@ class EndedHere(NamedTuple):
 class SummaryThread:
     """Summarizes the rollouts of one journal, one at a time, in a thread that lives while there are any.
 
-    It works at most half of the time, so that recording goes on. A summary that fails, or for which there is no time,
-    is left out: whoever reads the run computes it.
+    It works at most half of the time, so that recording can continue. A summary that fails, or for which there is no
+    time, is left out: readers of the run compute it.
     """
 
     def __init__(self, journal: Journal, summarize: Summarize) -> None:
@@ -53,9 +53,9 @@ class SummaryThread:
         self._closing = threading.Event()
 
     def add(self, ended: EndedHere, tape: object) -> None:
-        """Have a rollout summarized whose finish is durable. Returns at once.
+        """Queue a rollout whose finish is durable. Returns at once.
 
-        The thread keeps `tape` alive until it has ended: the tape must not be closed in the middle of a commit.
+        The thread keeps `tape` alive until it ends: the tape must not be closed in the middle of a commit.
         """
         with self._lock:
             if self._closing.is_set() or len(self._waiting) >= _MOST_WAITING:
@@ -68,7 +68,7 @@ class SummaryThread:
                     self._is_working = True
 
     def close(self) -> None:
-        """Summarize what is due as far as that is quick, and end the thread. In a forked child there is none."""
+        """Wait a short time for summaries that are due, and end the thread. A forked child has no thread."""
         if self._journal.pid != os.getpid():
             return
         with self._lock:

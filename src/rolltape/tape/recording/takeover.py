@@ -1,4 +1,4 @@
-"""Take over a rollout whose writer died: find its parts, fence the last one, restore its sessions."""
+"""Takes over a rollout whose writer died: finds its parts, fences the last one, restores its sessions."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ class _SealedPart(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """All parts of a rollout: what is sealed holds it whole up to an epoch, journals hold those after it."""
+    """All parts of a rollout: the sealed part has everything up to an epoch, and journals have the later parts."""
 
     sealed: _SealedPart | None
     journals: list[JournalPart]
@@ -61,9 +61,9 @@ class _Parts(NamedTuple):
 def take_over(
     directory: RunDirectory, own: Journal, key: Key, shards: Callable[[], Sequence[ShardSource]], *, force: bool
 ) -> TakenRollout | None:
-    """Take a rollout over into the journal `own`; None: it has ended. Call it under the run's lock.
+    """Take a rollout over into the journal `own`, or return None if it has ended. Call it under the run's lock.
 
-    `shards` gives the shards that hold a try of it. Nothing but that rollout is loaded.
+    `shards` returns the shards that hold a try of it. Only that rollout is loaded.
     """
     for look in range(_LOOKS):
         found = _found_parts(directory, own, key)
@@ -133,7 +133,7 @@ def _sealed_part(shards: Sequence[ShardSource], key: Key) -> _SealedPart | None:
 
 
 def _in_order(parts: _Parts, key: Key) -> _Parts:
-    """The parts to load, in the order of their epochs; refused if they are not one chain."""
+    """The parts to load, in the order of their epochs. Raises if they are not one chain."""
     where = f"rollout {key[0]} (try {key[1]})"
     sealed = parts.sealed
     if sealed is None and not parts.journals:
@@ -153,7 +153,7 @@ def _in_order(parts: _Parts, key: Key) -> _Parts:
 
 
 def _take(parts: _Parts, fence: Fence, force: bool) -> list[StoredSession]:
-    # The fence comes first: what is read afterwards is all that there will ever be.
+    # The fence comes first: after it, the old writer adds nothing more.
     last = [take_part(parts.journals[-1], fence, force=force)] if parts.journals else []
     sealed = [] if parts.sealed is None else [parts.sealed.sessions]
     return join_sessions([*sealed, *map(load_part, parts.journals[:-1]), *last])
@@ -184,7 +184,7 @@ def _intake(session: Session, stored: StoredSession) -> SessionIntake:
 
 
 def _defaults(session: Session) -> tuple[Root | None, dict[str, Any]]:
-    """What a session was opened with. Version 0.1.0 did not keep that; then it is what the last turn had."""
+    """What a session was opened with. Version 0.1.0 did not store that; then the last turn's values count."""
     head = session.head
     if head.root is not None:
         roots = [_NO_TOOLS, *(turn.root for turn in session.turns)]

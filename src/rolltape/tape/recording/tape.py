@@ -1,4 +1,4 @@
-"""`Tape`: starts rollouts, and appends what becomes known about them later."""
+"""`Tape`: starts rollouts, and appends later events about them."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ _RENAMED = {
 
 
 class Tape:
-    """A run that is open for recording. Threads may share it; a forked child gets a journal of its own.
+    """A run that is open for recording. Threads may share it. A forked child gets its own journal.
 
     Example:
 
@@ -84,7 +84,7 @@ class Tape:
         try_index: int | None = None,
         resume: bool | Literal["force"] = False,
     ) -> RolloutRecorder:
-        """Start a rollout. One that is on the tape already is refused, unless `new_try` is given.
+        """Start a rollout. One that is on the tape is refused, unless `new_try`, `try_index` or `resume` is given.
 
         Args:
             task_id: The task's name in its source. Give this, or `task`.
@@ -96,8 +96,8 @@ class Tape:
             model: The model that is sampled from.
             agent: The agent that runs the task.
             tags: Texts to find the rollout by.
-            foreign_ids: Its ids in other programs, such as a framework's own rollout id. Readers and commands take
-                them where they take an id. They belong to this try; another try may have others.
+            foreign_ids: Its ids in other programs, such as a framework's own rollout id. Readers and commands accept
+                them as ids. They belong to this try; another try may have others.
             extra: Further JSON to keep with it.
             new_try: Start another try of a rollout that is on the tape.
             try_index: The number of this try, if other tries are recorded where this tape cannot see them.
@@ -189,7 +189,7 @@ class Tape:
         return recorder
 
     def _take_over(self, key: Key, *, force: bool) -> RolloutRecorder | None:
-        """Take over a rollout that another process left open; None: it has ended."""
+        """Take over a rollout that another process left open, or return None if it has ended."""
         launch, journal = self._writer.launch, self._writer.journal()
 
         def shards() -> list[ShardSource]:
@@ -212,10 +212,10 @@ class Tape:
         try_index: int | None = None,
         turn: str | int | None = None,
     ) -> None:
-        """Reward a rollout, or one of its turns, now or again. The latest reward counts, the history stays.
+        """Reward a rollout, or one of its turns, also more than once. The latest reward counts, the history stays.
 
-        As all methods that append events, it takes a rollout's id, a foreign id, or the beginning of an id. Without
-        `try_index` the reward goes to the try that counts: the latest finished one, else the latest.
+        Like all methods that append events, it accepts a rollout's id, a foreign id, or the beginning of an id. Without
+        `try_index`, the reward goes to the try that counts: the latest finished one, else the latest.
 
         Example:
 
@@ -229,7 +229,7 @@ class Tape:
         self._writer.encode(NewEvent(EventKind.SCORE, rollout_id, data, by, try_index, turn_id)).append()
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
-        """Set the tags of a rollout, of all its tries or of one. They replace the tags that it had."""
+        """Set the tags of a rollout, on all its tries or on one. They replace its earlier tags."""
         data = {"tags": list(as_texts(tags, f"rollout {rollout_id}: tags"))}
         self._writer.encode(NewEvent(EventKind.TAG, rollout_id, data, by, try_index)).append()
 
@@ -241,7 +241,7 @@ class Tape:
             tags: The tags.
             turn: The id of a turn of it. Without one, the tags are the rollout's.
             tokens: Where tokens of that turn start and stop among its ids. Those of its prompt come first.
-            by: Who gives the tags.
+            by: Who adds the tags.
             try_index: Which try is meant. Without it, tags go to all tries.
 
         Example:
@@ -270,7 +270,7 @@ class Tape:
         return str(event.data["note"])
 
     def edit_note(self, rollout_id: str, note_id: str, text: str, *, by: str | None = None) -> None:
-        """Give a note another text. The earlier text stays in the history."""
+        """Change the text of a note. The earlier text stays in the history."""
         self._writer.encode(change_note_event(self.run(), rollout_id, note_id, text, by)).append()
 
     def remove_note(self, rollout_id: str, note_id: str, *, by: str | None = None) -> None:
@@ -318,13 +318,13 @@ class Tape:
         return self._writer.submit_delivery(turn_id, delivery)
 
     def next_try(self, rollout_id: str) -> int:
-        """The number that another try of a rollout would have; 0 if there is none of it so far."""
+        """The number that the next try of a rollout would have, or 0 if it has no try so far."""
         with self._writer.lock:
             self._writer.journal()
             return max(self._writer.launch.tries(rollout_id), default=-1) + 1
 
     def look_again(self) -> None:
-        """Make the next call look at remote places too, which are otherwise looked at only now and then."""
+        """Make the next call look at remote places too, which are usually looked at only every 30 seconds."""
         self._writer.launch.look_again()
 
     def run(self) -> Run:
@@ -334,14 +334,14 @@ class Tape:
     def groups(self, **options: "Unpack[GroupOptions]") -> "GroupStream":
         """Whole groups for a trainer, as they complete, by `async for` or `for`.
 
-        `rolltape.groups.groups` is the same, and describes the options.
+        It is the same as `rolltape.groups.groups`, which describes the options.
         """
         from rolltape.groups.stream import groups
 
         return groups(self, **options)
 
     def close(self) -> None:
-        """End recording. Rollouts still open are recorded as failed. Twice is fine."""
+        """End recording. Rollouts still open are recorded as failed. A second call does nothing."""
         self._writer.close()
 
     def __enter__(self) -> Self:
@@ -367,6 +367,6 @@ def open_tape(
     durability: Durability | str = Durability.PROCESS,
     summarize: Summarize | None = None,
 ) -> Tape:
-    """Open a run for recording. `summarize` computes the summary of a rollout that has ended; None: nobody does."""
+    """Open a run for recording. `summarize` computes the summary of an ended rollout. Without it, none is computed."""
     level = as_member(Durability, durability, f"run {os.fspath(path)}")
     return Tape(RunDirectory.made_or_opened(path, name), level, summarize)

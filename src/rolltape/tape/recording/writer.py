@@ -1,4 +1,4 @@
-"""`TapeWriter`: the journal of this process and its open rollouts, which a tape and its recorders write through."""
+"""`TapeWriter`: the journal of this process and its open rollouts. A tape and its recorders write through it."""
 
 import asyncio
 import contextlib
@@ -35,12 +35,12 @@ class EncodedEvents(NamedTuple):
     rollout: Key | None = None  # refused if another writer has taken it over
 
     def append(self) -> None:
-        """Append them; they are durable when this returns."""
+        """Append the events. They are durable when this returns."""
         self.journal.append(*self.events, rollout=self.rollout)
 
 
 class TapeWriter:
-    """Writes one run from this process. Threads may share it; a forked child gets a journal of its own."""
+    """Writes one run from this process. Threads may share it. A forked child gets its own journal."""
 
     def __init__(self, directory: RunDirectory, durability: Durability, summarize: Summarize | None) -> None:
         self.directory = directory
@@ -56,7 +56,7 @@ class TapeWriter:
         self._journal = Journal(self.directory, self.durability)
         self.launch = LaunchCheck(self.directory, self._journal)
         self._summaries = None if self._summarize is None else SummaryThread(self._journal, self._summarize)
-        # Also runs when the program ends without a close; rollouts still open are then found as lost.
+        # This also runs when the program ends without a close. Rollouts still open then count as lost.
         self._closer = weakref.finalize(self, _close, self._journal, self._summaries)
 
     def journal(self) -> Journal:
@@ -69,7 +69,7 @@ class TapeWriter:
         return self._journal
 
     def start(self, head: RolloutHead, sessions: Sequence[SessionIntake] = ()) -> RolloutRecorder:
-        """Record that a rollout begins, or goes on here with the sessions that it has."""
+        """Record that a rollout begins, or that it continues here with its earlier sessions."""
         journal = self.journal()
         row = journal.next_rollout
         keyed = [(journal.new_session(), intake) for intake in sessions]
@@ -86,7 +86,7 @@ class TapeWriter:
             self._summaries.add(EndedHere(head.key, row, first_event), self)
 
     def close(self) -> None:
-        """Record open rollouts as failed, and let go of the journal. Twice is fine."""
+        """Record open rollouts as failed, and close the journal. A second call does nothing."""
         with self.lock:
             if self._closed:
                 return
@@ -100,7 +100,7 @@ class TapeWriter:
                 self._closer()
 
     def latest_ns(self, rollout: str) -> int:
-        """The time of another writer's latest event about a rollout, if it lies ahead of our clock; else 0."""
+        """The time of another writer's latest event about a rollout, if it is ahead of our clock, else 0."""
         with self.lock:
             return 0 if self._closed or self._journal.pid != os.getpid() else self.launch.latest_ns(rollout)
 
@@ -111,14 +111,14 @@ class TapeWriter:
             return EncodedEvents(journal, [encode_event(kind, None, data, after_ns=self.launch.latest_ns(None))])
 
     def encode_all(self, events: Iterable[NewEvent]) -> EncodedEvents:
-        """Many events at once. Other writers' events are looked for once, which costs much less."""
+        """Many events at once. Other writers' events are read only once, which is much faster."""
         with self.lock:
             journal = self.journal()
             with self.launch.still():
                 return EncodedEvents(journal, [one for event in events for one in self.encode(event).events])
 
     def encode(self, event: NewEvent) -> EncodedEvents:
-        """An event about a rollout on the tape, once for each try that it is about, later than all others about it."""
+        """An event about a rollout on the tape, one for each of its tries that it applies to, later than all others."""
         kind, name, data, by, try_index, turn_id = event
         by = as_text(by, f"rollout {name}: by")
         name = as_text(name, "the id of a rollout") or ""
@@ -138,7 +138,7 @@ class TapeWriter:
             return EncodedEvents(journal, encoded, turn.key if turn and kind is EventKind.DELIVERY else None)
 
     def encode_delivery(self, turn_id: str, delivery: Delivery | str) -> EncodedEvents:
-        """The event that says whether a turn's reply arrived."""
+        """The event that records whether a turn's reply arrived."""
         turn = parse_turn_id(turn_id)
         recorder = self._open.get(turn.key)
         if recorder is None:
@@ -149,20 +149,20 @@ class TapeWriter:
         return EncodedEvents(self.journal(), [event], turn.key)
 
     def submit_delivery(self, turn_id: str, delivery: Delivery | str) -> asyncio.Future[None]:
-        """Append such an event from a coroutine; the future is done when it is durable."""
+        """Append a delivery from a coroutine. The future is done when it is durable."""
         journal, events, rollout = self.encode_delivery(turn_id, delivery)
         return journal.submit_async(None, *events, rollout=rollout)[1]
 
     def _find(self, name: str) -> NamedTries:
-        """The rollout that an id means, its own or any that `Run.find` takes, and its tries; raises NoSuchRollout."""
+        """The rollout of an id, in any form that `Run.find` accepts, and its tries. Raises NoSuchRollout."""
         if tries := self.launch.tries(name):
             return NamedTries(name, tries)
         named = read(self.directory.path).find(name)
-        self.launch.tries(named.id)  # how they ended is known of what was looked for
+        self.launch.tries(named.id)  # loads how its tries ended, which `counted_try` needs
         return named
 
     def _tries_of(self, kind: EventKind, named: NamedTries, try_index: int | None) -> list[int]:
-        """The tries that an event is about: a reward, a trace or a note is about the one that counts."""
+        """The tries that an event is about. A reward, a trace or a note is about the try that counts."""
         if try_index is not None:
             if try_index not in named.tries:
                 tries = ", ".join(map(str, named.tries))
@@ -173,7 +173,7 @@ class TapeWriter:
         return named.tries
 
     def _check_turn(self, turn: TurnPlace) -> None:
-        """Refuse a turn that does not exist, where this is known: for rollouts open here, and those that have ended."""
+        """Refuse a turn that does not exist. This is known for rollouts that are open here or have ended."""
         recorder = self._open.get(turn.key)
         counts = self.launch.turns_of(turn.key) if recorder is None else recorder.turn_counts()
         if counts is None:
@@ -184,7 +184,7 @@ class TapeWriter:
             raise NoSuchRollout(f"turn {turn.id}: its session has {counts[turn.ordinal]} turns; give the id of a Turn")
 
     def leave_to_parent(self) -> None:
-        """In a forked child: forget the parent's rollouts. The first write makes a journal of the child's own."""
+        """In a forked child: forget the parent's rollouts. The first write makes the child's own journal."""
         self.lock = threading.RLock()
         self._open = {}
 

@@ -1,1 +1,1 @@
-"""What is read of a damaged run."""
+"""Reads what can still be read of a damaged run."""

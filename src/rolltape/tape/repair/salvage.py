@@ -1,7 +1,7 @@
-"""Reading SQLite files that are damaged: copies that can be opened, and what can be read around unreadable pages.
+"""Reads damaged SQLite files: makes copies that can be opened, and reads the rows around unreadable pages.
 
-SQLite stops at the first frame of a log (-wal) whose checksum fails. The pages after it are mostly sound, and every row
-has a checksum of its own, so a copy of the journal can take them all.
+SQLite stops at the first frame of a log (-wal) whose checksum fails. The pages after it are mostly intact, and every
+row has its own checksum, so all pages are copied into a copy of the journal.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def opened_as_copy(path: Path, error: str, *, damaged: bool) -> Opened:
 
 
 def opened_with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int) -> Opened:
-    """What a damaged log holds, read from a copy that has taken its pages; if that fails, what SQLite makes of it."""
+    """Read a damaged log through a copy of the journal that has its pages. If that fails, read what SQLite can."""
     damage = f"its log (-wal) is damaged: SQLite would leave out its last {unseen} pages"
     copy = tempfile.TemporaryDirectory(prefix="rolltape-")
     recovered, _ = try_to_open(_with_all_frames(path, Path(copy.name)), "ro&immutable=1", tolerant=True)
@@ -74,7 +74,7 @@ def opened_with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether this is a sound database that has nothing of ours."""
+    """Whether this is an intact database without any table of a journal."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(connected(path, "ro&immutable=1")) as it:
         names = {row[0] for row in it.execute("SELECT name FROM sqlite_master")}
         return bool(names) and not names & {"rollouts", "sessions", "turns", "contents"}
@@ -114,7 +114,7 @@ def _with_fresh_first_page(path: Path) -> None:
 def rows_around(
     connection: sqlite3.Connection, select: str, low: int, high: int, reason: str
 ) -> Iterator[tuple[Any, ...] | Hole]:
-    """The readable rows of a stretch that begins with an unreadable one, found by halving it from the end."""
+    """The readable rows of a range that begins with an unreadable one, found by halving it from the end."""
     tail, low_of_tail = _tail(connection, select, low, high)
     middle: list[tuple[Any, ...]] = []
     waiting = [(low, low_of_tail - 1)]
@@ -180,15 +180,15 @@ class _Log(NamedTuple):
 
 
 def unseen_frames(journal: Path) -> int:
-    """How many frames of the log, up to its last commit, SQLite does not count; ask once it has opened the journal."""
+    """How many frames of the log, up to its last commit, SQLite does not count. Open the journal before the call."""
     log = _read_log(journal)
     return 0 if log is None else max(len(log.frames) - _counted_by_sqlite(journal), 0)
 
 
 def is_log_older(journal: Path) -> bool:
-    """Whether a log ends with fewer pages than the journal has: it was copied earlier, and hides later rows."""
+    """Whether a log ends with fewer pages than the journal has. Then it was copied earlier, and hides later rows."""
     log = _read_log(journal)
-    with contextlib.suppress(OSError):  # it was sealed and removed meanwhile
+    with contextlib.suppress(OSError):  # it was sealed and removed in the meantime
         return log is not None and int(log.frames[-1]["pages"]) * log.page_size < journal.stat().st_size
     return False
 
@@ -205,7 +205,7 @@ def _with_all_frames(journal: Path, directory: Path) -> Path:
     with copy.open("r+b") as handle:
         for index, frame in enumerate(log.frames):
             page = int(frame["page"])
-            if 0 < page <= most:  # a damaged number must not blow the copy up
+            if 0 < page <= most:  # a damaged number must not make the copy huge
                 start = _HEADER + index * step + _FRAME.itemsize
                 handle.seek((page - 1) * log.page_size)
                 handle.write(log.data[start : start + log.page_size])
@@ -227,7 +227,7 @@ def _read_log(journal: Path) -> _Log | None:
         return None
     rows = np.frombuffer(data, np.uint8, count * step, _HEADER).reshape(count, step)
     frames = np.ascontiguousarray(rows[:, : _FRAME.itemsize]).view(_FRAME)[:, 0]
-    # Frames of an earlier round of the log lie behind those of the last one, which begins the file.
+    # The frames of the last round begin the file. Frames of an earlier round follow them.
     own = frames["salt"] == _last_salt(frames)
     commits = np.flatnonzero(own & (frames["pages"] > 0))
     return None if not len(commits) else _Log(data, page_size, frames[: int(commits[-1]) + 1])

@@ -1,1 +1,1 @@
-"""Parquet shards: seal, publish, prune, read."""
+"""Parquet shards of a run: sealing, publishing, pruning and reading them."""

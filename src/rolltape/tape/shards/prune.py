@@ -1,4 +1,4 @@
-"""Prune a run: remove turns by step, or one side array. Heads and outcomes stay, and events say what was removed."""
+"""Prunes a run: removes turns by step, or one side array. Heads and outcomes stay; events record what was removed."""
 
 import os
 import time
@@ -84,7 +84,7 @@ def prune(
 
 
 def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
-    """Whether there is something to prune: no event says that it is gone, or, after a crash, it is still there."""
+    """Whether there is something to prune: no event records its removal, or, after a crash, it is still there."""
     if side_array is None and "turns" not in pruned_of(contents.deciding(key)):
         return True
     held = [one.load(key) for one in contents.shards if key in one.rollouts]
@@ -97,7 +97,7 @@ def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
 def _rewritten(
     shard: SourceContents[ShardSource], wanted: dict[Key, HeldRollout], what: str, skipped: dict[str, str]
 ) -> int:
-    """Replace a shard by one without the pruned parts; how many bytes that frees."""
+    """Replace a shard by one without the pruned parts. Return how many bytes that frees."""
     own = [held for key, held in shard.rollouts.items() if key in wanted]
     if not own:
         return 0
@@ -109,7 +109,7 @@ def _rewritten(
             writer.add_rollout(held, [without(one, (what,)) for one in sessions] if key in wanted else sessions)
         events = [*shard.events, *_prune_events(own, what, f"prune-{fresh}")]
         if shard.problems():
-            # What cannot be read would be gone for good after a rewrite.
+            # A rewrite would lose for good what cannot be read now.
             skipped[source.where] = f"it is damaged: {shard.problems()[0].what}"
             place.remove_shard(fresh)
             return 0

@@ -1,4 +1,4 @@
-"""Publish what has ended on one machine of a cluster to a place that all machines see, a shard at a time."""
+"""Publishes ended rollouts of one machine of a cluster to a place that all machines see, a shard at a time."""
 
 import contextlib
 import logging
@@ -27,10 +27,10 @@ class Publisher:
         self._directory = tape.directory
         self._path = tape.directory.journals / f"{tape.writer}.sqlite"
         self._place = place
-        self._marks = Marks(1)  # how far the journal was published; events of rollouts that run wait for their end
+        self._marks = Marks(1)  # how far the journal was published; events of running rollouts wait for their end
 
     def publish(self) -> frozenset[Key]:
-        """Write what has ended since the last time; those rollouts. What cannot be written is tried again then."""
+        """Write the rollouts that ended since the last call, and return them. After an error, the next call retries."""
         with contextlib.closing(JournalSource(self._path)) as source:
             source.pin()
             news = journal_news(source, self._marks)
@@ -57,7 +57,7 @@ class Publisher:
             return frozenset(fresh)
 
     def _write(self, fresh: dict[Key, Listed], said: list[StoredEvent]) -> None:
-        """Publish rollouts and events; those that were taken over with what their earlier writers recorded and said."""
+        """Publish rollouts and events. For a rollout that was taken over, include the data of its earlier writers."""
         taken = {key for key, entry in fresh.items() if entry.held.head.epoch}
         with contextlib.ExitStack() as stack:
             if taken:
@@ -72,10 +72,11 @@ class Publisher:
 
 
 def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
-    """Publish what processes that died have left in their journals, and remove those; the rollouts that had ended.
+    """Publish and remove the journals of processes that died. Return the rollouts that had ended.
 
-    These include what such a process had published itself: it may have died before it could say so. Rollouts that had
-    not ended are published, too, as lost. A journal stays while a live process continues one of its rollouts.
+    These include rollouts that such a process had published itself: it may have died before it could report them.
+    Rollouts that had not ended are published too, as lost. A journal stays while a live process continues one of its
+    rollouts.
     """
     published: set[Key] = set()
     with locked(directory.path, "seal.lock"):
@@ -99,7 +100,7 @@ def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
 
 
 def _publish_all(journal: SourceContents[JournalSource], directory: RunDirectory, place: Place) -> bool:
-    """Publish whatever of a journal the place lacks; whether the journal is still needed for a rollout that runs."""
+    """Publish what the place lacks of a journal. Return whether a running rollout still needs the journal."""
     held: set[Key] = set()
     said: set[tuple[str, int]] = set()
     writer = journal.source.writer
@@ -126,7 +127,7 @@ def _publish_all(journal: SourceContents[JournalSource], directory: RunDirectory
 
 
 def _open_contents(rollouts: Collection[Key], directory: RunDirectory, place: Place) -> contextlib.closing[RunContents]:
-    """What is known of some rollouts, among others, on this machine and at a place."""
+    """The contents of this machine and of a place that hold these rollouts."""
     holders = []
     for path in directory.journal_paths():
         with contextlib.suppress(DamagedTapeError):

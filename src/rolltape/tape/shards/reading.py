@@ -46,15 +46,15 @@ class ShardSource:
 
     @property
     def name(self) -> str:
-        """What the index calls it."""
+        """Its name in the index."""
         return f"shard/{self.shard}@{self.place.url}"
 
     def last_event(self) -> int:
-        """The number of its last event; -1: there is none."""
+        """The number of its last event, or -1."""
         return self._file("events").rows - 1
 
     def last_rollout(self) -> int:
-        """The number of its last rollout, which are counted from 0; -1: there is none."""
+        """The number of its last rollout, counted from 0, or -1."""
         return self._file("rollouts").rows - 1
 
     def keys(self) -> dict[Key, tuple[int, str]]:
@@ -74,7 +74,7 @@ class ShardSource:
                 self._problem(str(error), f"row {row} of its rollouts")
 
     def counts(self, row: int) -> RolloutCounts:
-        """How much there is of the rollout in a row."""
+        """The counts of the rollout in a row."""
         group, index = self._file("rollouts").place_of(row)
         turns, versions = group.value("turns", index), group.value("versions", index)
         return RolloutCounts(tuple(turns), group.value("sampled_tokens", index), tuple(versions))
@@ -100,7 +100,7 @@ class ShardSource:
             return []
 
     def messages(self, row: int) -> Iterator[Message]:
-        """The messages of the rollout in a row as its turns came to hold them; no tokens are read."""
+        """The messages of the rollout in a row, in the order of its turns. No tokens are read."""
         group, index = self._file("rollouts").place_of(row)
         contents, turns = _Contents(self._file("contents")), self._file("turns")
         for number in range(group.value("turn_start", index), group.value("turn_stop", index)):
@@ -116,7 +116,7 @@ class ShardSource:
         return self._files[table]
 
     def statuses(self) -> Iterator[tuple[Key, Status | None]]:
-        """The rollouts, and how each ended; None: it has no finish."""
+        """The rollouts, and how each ended, or None if it has no finish."""
         file = self._file("rollouts")
         column = next((name for name in ("status", "standing") if name in file.columns), None)
         finishes = {} if column else self._finishes()
@@ -198,7 +198,7 @@ class ShardSource:
         self._problems[Problem(self.where, what, lost)] = None
 
     def close(self) -> None:
-        """Close its files; asked again, it opens them again."""
+        """Close its files. A later call opens them again."""
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -235,9 +235,9 @@ def _or_no_ids(ids: Any) -> Any:
 def shards_at(
     place: Place, known: Collection[str] = (), listed: list[str] | None = None
 ) -> tuple[list[ShardSource], list[Problem]]:
-    """The complete shards at a place, less those known and those that a newer one replaces; and what is wrong there.
+    """The complete shards at a place, without known and replaced ones, and the problems there.
 
-    `listed` are the place's shard ids, if they were just asked for.
+    `listed` are the place's shard ids, if they were just read.
     """
     listed = place.shard_ids() if listed is None else listed
     while True:
@@ -246,7 +246,7 @@ def shards_at(
         again = place.shard_ids() if fresh else listed
         if again == listed:
             break
-        listed = again  # one took the place of another meanwhile
+        listed = again  # a shard was replaced in the meantime
     sources: dict[str, ShardSource] = {}
     problems: list[Problem] = []
     for shard, raw in found.items():

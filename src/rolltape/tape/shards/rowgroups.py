@@ -13,7 +13,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class RowFile:
-    """One file; the row groups last read are held."""
+    """One file. It keeps the row groups that were read last."""
 
     def __init__(self, place: Place, shard: str, name: str) -> None:
         self._handle = place.open("rb", "shards", shard, name)
@@ -51,7 +51,7 @@ class RowFile:
 
 
 class RowGroup:
-    """A row group: plain values made for the whole group when first asked for, arrays cut out one by one."""
+    """A row group. Plain values are made for the whole group at first use; arrays are copied one by one."""
 
     def __init__(self, table: "pa.Table") -> None:
         self._table = table
@@ -64,7 +64,7 @@ class RowGroup:
         return self._values[column][index]
 
     def array(self, column: str, index: int) -> Any:
-        """One row of a column of number lists; None where it is absent."""
+        """One row of a column of number lists, or None if it is absent."""
         if column not in self._arrays:
             chunk: Any = self._table.column(column).combine_chunks()
             chunk = chunk.chunk(0) if isinstance(chunk, pa.ChunkedArray) else chunk
@@ -73,7 +73,7 @@ class RowGroup:
         numbers, offsets, valid = self._arrays[column]
         if not valid[index]:
             return None
-        # A copy of its own: a turn must not keep the whole row group in memory.
+        # A copy: a turn must not keep the whole row group in memory.
         own = numbers[offsets[index] : offsets[index + 1]].copy()
         own.setflags(write=False)
         return own

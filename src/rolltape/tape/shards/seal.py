@@ -1,7 +1,7 @@
-"""Seal a run: move rollouts that have ended from journals into Parquet shards, and remove journals that are spent.
+"""Seals a run: moves ended rollouts from journals into Parquet shards, and removes journals that are no longer needed.
 
-Every step leaves a whole run behind. A shard counts from the moment its manifest is there; until then its
-rollouts are read from the journal, and afterwards, should the journal still be there, each counts once.
+The run is complete after every step. A shard counts from the moment its manifest is there. Until then, its rollouts are
+read from the journal. Afterwards each rollout counts once, even if the journal is still there.
 """
 
 import json
@@ -39,8 +39,8 @@ class SealReport(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
     sampled_tokens: int
     bytes: int  # of the files written
-    running: int  # rollouts left alone, since they have not ended
-    removed: tuple[str, ...]  # journals that were spent
+    running: int  # rollouts that were skipped because they have not ended
+    removed: tuple[str, ...]  # journals that were no longer needed
     kept: dict[str, str]  # journals that stay, and why
 
 
@@ -87,7 +87,7 @@ def _is_own(place: Place, directory: RunDirectory) -> bool:
 
 
 def make_run(place: Place, directory: RunDirectory) -> None:
-    """Make a place one that holds shards of this run."""
+    """Prepare a place for shards of this run. Raises TapeError if it holds another run."""
     raw = place.about()
     if raw is None:
         place.write(json.dumps(directory.about).encode(), RUN_FILE)
@@ -99,7 +99,7 @@ def _clean(directory: RunDirectory) -> None:
     """Remove what an interrupted seal left: shards without a manifest, and sidecars without a journal."""
     place = Place(directory.path)
     for shard in place.shard_ids():
-        # On a cluster others may be writing here; the name says since when.
+        # On a cluster, other machines may be writing here. The shard's name contains the time of its start.
         if place.read("shards", shard, MANIFEST) is None and _age_s(shard) > _LEFT_OVER_S:
             place.remove_shard(shard)
     for pattern, suffix in (("*.sqlite-wal", "-wal"), ("*.sqlite-shm", "-shm")):
@@ -107,7 +107,7 @@ def _clean(directory: RunDirectory) -> None:
             if not Path(str(path).removesuffix(suffix)).exists():
                 path.unlink(missing_ok=True)
     for path in (*directory.journals.glob("*.owner"), *directory.journals.glob("*.making")):
-        # A journal in the making has its owner first, so only what has been lying there counts as left over.
+        # A new journal has its owner file first, so only old files count as left over.
         if not path.with_suffix(".sqlite").exists() and path.stat().st_mtime < time.time() - _LEFT_OVER_S:
             path.unlink(missing_ok=True)
 
@@ -118,7 +118,7 @@ def _age_s(shard: str) -> float:
 
 
 def _pending(contents: RunContents, target: Place | None) -> tuple[dict[Key, Listed], set[Key]]:
-    """The rollouts to seal, and those that still run. A target gets whatever it does not hold itself."""
+    """The rollouts to seal, and those that still run. A target gets all that it does not hold itself."""
     sealed = {
         (key, held.head.epoch)
         for shard in contents.shards
@@ -137,7 +137,7 @@ def _pending(contents: RunContents, target: Place | None) -> tuple[dict[Key, Lis
 
 
 def _unsealed_events(contents: RunContents, place: Place, anywhere: bool, running: set[Key]) -> list[StoredEvent]:
-    """Events that no shard holds yet, less those about rollouts that still run."""
+    """Events that no shard holds yet, without those about running rollouts, unless their writer is dead."""
     sealed = {
         stored.key
         for shard in contents.shards
@@ -155,7 +155,7 @@ def _unsealed_events(contents: RunContents, place: Place, anywhere: bool, runnin
 def written(
     place: Place, pending: dict[Key, Listed], events: list[StoredEvent], progress: Progress | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Write rollouts and events as shards; the manifest of each as it becomes part of the run."""
+    """Write rollouts and events as shards. Yield the manifest of each as it becomes part of the run."""
     if not pending and not events:
         return
     waiting = iter(pending.items())
@@ -181,12 +181,12 @@ def written(
 
 
 def shard_id() -> str:
-    """A fresh name for a shard; names sort by the time they were given."""
+    """A new name for a shard. Names sort by the time at which they were made."""
     return f"{time.time_ns():020d}-{secrets.token_hex(4)}"
 
 
 def _spent(contents: RunContents) -> tuple[list[Path], dict[str, str]]:
-    """Journals of dead writers of which every row is in a shard, and why the others stay."""
+    """Journals of dead writers whose every row is in a shard, and why the others stay."""
     said = {stored.key for shard in contents.shards for stored in shard.events}
     holders: dict[Key, list[SourceContents[ShardSource]]] = {}
     for shard in contents.shards:
@@ -222,9 +222,9 @@ def _why_kept(
     for stored in journal.events:
         said_of.setdefault(stored.about.key, []).append(stored.event)
     for key, held in journal.rollouts.items():
-        # Read once more in full: a journal that hides something is never removed.
+        # Read once more in full: a journal with unreadable rows is never removed.
         sessions, shard = journal.load(key), sealed[key]
-        if shard is not None and shard.rollouts[key].head.epoch:  # a part has a meaning only with the others
+        if shard is not None and shard.rollouts[key].head.epoch:  # a part can be rebuilt only with the others
             sessions = join_sessions([shard.load(key), sessions])
             if "turns" in pruned_of(contents.deciding(key)):
                 continue
@@ -239,7 +239,7 @@ def _sealed(
     shards: list[SourceContents[ShardSource]],
     contents: RunContents,
 ) -> SourceContents[ShardSource] | None:
-    """The one of the shards that holds all that a journal has of a rollout, with or without parts of later writers."""
+    """The shard that holds all that a journal has of a rollout, with or without parts of later writers, or None."""
     for shard in shards:
         there = shard.rollouts[held.key]
         if (there.head.epoch, there.writer) == (held.head.epoch, held.writer):
@@ -253,6 +253,6 @@ def _sealed(
 
 def remove_journal(path: Path) -> None:
     """Remove a journal of which everything is in shards."""
-    # The journal itself first: what is left of it then counts for nothing, should this be cut short.
+    # The journal itself first: if this is interrupted, readers ignore the files that are left.
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), path.with_suffix(".owner")):
         name.unlink(missing_ok=True)

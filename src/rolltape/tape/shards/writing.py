@@ -4,7 +4,7 @@ rollouts.parquet   one row per rollout: identity, sessions, counts, and where it
 turns.parquet      one row per turn, those of a rollout together
 contents.parquet   messages, tools and template options, each once; turns refer to them by row
 sides.parquet      side arrays; `turn` is a row of turns.parquet
-events.parquet     what was said of these rollouts, and of others by the same writers
+events.parquet     events about these rollouts, and about others by the same writers
 MANIFEST.json      schema, counts, and size and SHA-256 of every file
 """
 
@@ -25,11 +25,11 @@ from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, Stored
 
 MANIFEST = "MANIFEST.json"
 
-# Ids and logprobs compress best with their bytes sorted by place, the rest as it is.
+# Ids and logprobs compress best with their bytes split by position.
 _SPLIT = {
     "turns": ["new_ids", "sampled_ids", "logprobs", "logprobs_wide"],
 }
-_GROUP_BYTES = 2 << 20  # of content in a row group: what loading one rollout may read in excess
+_GROUP_BYTES = 2 << 20  # of content in a row group: loading a rollout may read this much more than it needs
 
 
 @cache
@@ -145,14 +145,14 @@ def _arrow(values: Sequence[Any], kind: Any) -> Any:
 
 
 class ShardWriter:
-    """A shard in the making. It exists for readers once `commit` has written its manifest."""
+    """Writes a shard. It exists for readers once `commit` has written its manifest."""
 
     def __init__(self, place: Place, shard: str) -> None:
         self.place = place
         self.shard = shard
         self.sampled_tokens = 0
         self.content_bytes = 0
-        self.latest_ns = 0  # of what is said in it
+        self.latest_ns = 0  # of its events
         self._contents: dict[bytes, int] = {}
         self._tables = {table: _ShardColumn(place, shard, table) for table in _schemas()}
 
