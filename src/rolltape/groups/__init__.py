@@ -1,6 +1,6 @@
-"""Complete groups for a trainer, each given once, and a limit to how far collection runs ahead.
+"""Complete groups for a trainer, each given once, and a limit on how far collection runs ahead.
 
-`tape.groups(…)` gives a stream of them.
+`tape.groups(…)` returns a stream of them.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""`Consumer`: a named taker of a run's groups, and the claim that keeps its name to one process."""
+"""`Consumer`: one named consumer of a run's groups, and the claim that limits its name to one process."""
 
 import contextlib
 import enum
@@ -29,7 +29,7 @@ class GroupState(enum.StrEnum):
     GIVEN = "given"
     DONE = "done"
     SKIPPED = "skipped"
-    REWOUND = "rewound"  # all groups that were done or skipped after `to`, the order of an event, are not any more
+    REWOUND = "rewound"  # groups that were done or skipped after `to`, the order of an event, are given again
 
 
 class ConsumerClaim:
@@ -78,7 +78,7 @@ class ConsumerClaim:
             os.close(descriptor)
 
     def take(self) -> None:
-        """Claim the name; GroupsError if another process has it."""
+        """Claim the name. Raises GroupsError if another process has it."""
         with self._lock:
             if not self._takers:
                 self._descriptor = self._lock_file()
@@ -104,7 +104,7 @@ class ConsumerClaim:
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace")
                 os.close(descriptor)
                 raise GroupsError(self._describe_holder(holder))
-        with contextlib.suppress(OSError):  # a full disk: the name is claimed all the same
+        with contextlib.suppress(OSError):  # a full disk: the name is claimed anyway
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         return descriptor
@@ -132,7 +132,7 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 class Consumer:
     """One consumer of a run's groups: which it was given, is done with, or skipped.
 
-    Threads may share it. All streams and limits of a tape with the same consumer name do.
+    Threads may share it. All streams and limits of a tape with the same name share one.
     """
 
     def __init__(self, tape: Tape, name: str) -> None:
@@ -144,7 +144,7 @@ class Consumer:
         self._revision = -1  # of the index, up to which it was read
         self.held: set[str] = set()  # given in this process, and neither done nor given back
         self._writer = tape.writer
-        self._given_before: set[str] = set()  # to an earlier process that did not mark it as done
+        self._given_before: set[str] = set()  # to an earlier process that did not mark them as done
         self._settled_at: dict[str, EventOrder] = {}  # by group: the event that it is done or skipped
 
     def refresh(self) -> bool:
@@ -162,13 +162,13 @@ class Consumer:
             return bool(rows or events)
 
     def position(self) -> EventOrder | None:
-        """The latest event by which a group is done or skipped; None: there is none."""
+        """The latest event that marks a group as done or skipped, or None."""
         with self.lock:
             self.refresh()
             return max(self._settled_at.values(), default=None)
 
     def rewind(self, tape: Tape, to: EventOrder | None) -> None:
-        """Have all groups given again that were done or skipped after an event; None: all groups."""
+        """Give all groups again that were done or skipped after an event, or, with None, all groups."""
         self.claim.check()
         to = to or (0, "", 0)
         data = {"group": "", "step": 0, "consumer": self.name, "state": GroupState.REWOUND.value, "to": list(to)}
@@ -185,14 +185,14 @@ class Consumer:
         )
 
     def _forget(self) -> None:
-        """Forget what was read, to read it all again."""
+        """Forget what was read, so that all of it is read again."""
         self._revision = -1
         self.pending.clear()
         self._settled_at.clear()
         self._given_before.clear()
 
     def record(self, tape: Tape, group: PendingGroup, state: GroupState, reason: str | None = None) -> None:
-        """Record on the tape what becomes of a group."""
+        """Record the new state of a group on the tape."""
         self.claim.check()
         data = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
         tape.append_run_event(EventKind.GROUP, data if reason is None else {**data, "reason": reason})
@@ -207,7 +207,7 @@ class Consumer:
         return group in self._given_before
 
     def taken(self) -> set[str]:
-        """The groups that it was given, is done with, or skipped, as far as it was not rewound."""
+        """The groups that it was given, is done with, or skipped. Rewound groups count as given."""
         with self.lock:
             self.refresh()
             return self.pending.settled | self._given_before | self.held
@@ -241,12 +241,12 @@ class Consumer:
 _Consumers = weakref.WeakKeyDictionary[Tape, dict[str, Consumer]]
 _consumers: _Consumers = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-# What was opened before a fork must not be used, and not even be closed, after it: a child keeps it unused.
+# A forked child must neither use nor close what its parent opened, so it keeps it unused.
 _parents: list[_Consumers] = []
 
 
 def find_consumer(tape: Tape, name: str) -> Consumer:
-    """The consumer of that name, one per tape: what one stream has read the next one need not read again."""
+    """The consumer of that name, one per tape, so that a second stream need not read everything again."""
     with _lock:
         consumers = _consumers.setdefault(tape, {})
         if name not in consumers:

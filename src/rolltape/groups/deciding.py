@@ -1,4 +1,4 @@
-"""Decide about a pending group: give it, and with which rollouts; skip it, and why; or wait."""
+"""Decides about a pending group: give it and with which rollouts, skip it and why, or wait."""
 
 import enum
 import time
@@ -17,14 +17,14 @@ from rolltape.tape.run import RolloutRow
 
 
 class Late(enum.StrEnum):
-    """What to do with a group of which attempts are missing when its time is over."""
+    """What to do with a group that still lacks attempts when its time is over."""
 
     GIVE = "give"  # without them
     SKIP = "skip"
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which groups a trainer asks for. `groups` explains the fields."""
+    """Which groups a trainer requests. `groups` explains the fields."""
 
     step: int | None = None  # None: all
     source: str | None = None  # None: all
@@ -55,7 +55,7 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Give(NamedTuple):
-    """The rollouts to give, the attempts that are left out, and how many are missing, those not begun included."""
+    """The rollouts to give, the attempts that are left out, and how many are missing, also those not begun."""
 
     rows: Sequence[RolloutRow]
     others: Sequence[RolloutRow]
@@ -69,7 +69,7 @@ class Skip(NamedTuple):
 
 
 def decide(group: PendingGroup, pending: PendingGroups, request: GroupRequest) -> Give | Skip | None:
-    """What to do with a group now; None: wait."""
+    """What to do with a group now, or None to wait."""
     attempts = group.attempts()
     ended = [one for one in attempts if is_finished(one) and (is_rewarded(one) or not request.needs_rewards)]
     others = [one for one in attempts if one not in ended]
@@ -94,17 +94,17 @@ def decide(group: PendingGroup, pending: PendingGroups, request: GroupRequest) -
 def _is_time_over(
     group: PendingGroup, attempts: Sequence[RolloutRow], pending: PendingGroups, straggler_s: float | None
 ) -> bool:
-    """Whether attempts that have not ended are waited for no longer."""
+    """Whether to stop waiting for attempts that have not ended."""
     is_late = straggler_s is not None and time.monotonic() - group.last_change_s > straggler_s
     if any(one.outcome.status is Status.RUNNING for one in attempts):
-        # While none has finished, those that run are no stragglers. And somebody else may run one beside a collection
-        # that was resumed and has ended.
+        # While no attempt has finished, running ones are no stragglers. And an attempt of another process may still run
+        # when a resumed collection has ended.
         return is_late and any(map(is_finished, attempts))
     return is_late or pending.collections.is_over(group.collection)
 
 
 def explain_staleness(samples: Sequence[Sample], versions: Sequence[str], limit: int) -> str | None:
-    """Why samples are stale: a trained token is of weights more than `limit` versions behind the newest; else None."""
+    """Why samples are stale: a trained token is more than `limit` weight versions behind the newest. Else None."""
     staleness = Staleness(versions)
     for sample in samples:
         used = set(sample.version_index[sample.trained_mask].tolist())

@@ -13,16 +13,16 @@ from rolltape.tape.run import RolloutRow
 
 
 class UnfinishedAttempt(NamedTuple):
-    """An attempt that its group is given without: it failed, was lost, still runs, or has no reward."""
+    """An attempt that is missing from its group: it failed, was lost, still runs, or has no reward."""
 
     rollout: str
     attempt: int
     status: Status
-    reason: str | None  # None: nobody said
+    reason: str | None  # None: no reason was recorded
 
     @classmethod
     def of(cls, row: RolloutRow) -> Self:
-        """The attempt that the index lists as this row."""
+        """The attempt of this row of the index."""
         return cls(row.id, row.attempt, row.outcome.status, row.outcome.reason)
 
 
@@ -38,8 +38,8 @@ class Group:
     Call `done()` once the training step is safe: until then the group is given again after a restart. A `with` block
     calls it at the end, or gives the group back if an exception leaves the block.
 
-    A group can be pickled, to send it to another process. The copy has all that the group has, and `done()` is called
-    where the group was taken.
+    A group can be pickled, to send it to another process. The copy has all data of the group. Call `done()` in the
+    process that took the group.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Group:
         self.task_id = pending.task_id
         self.rollouts = rollouts  # those that finished, by attempt; one with nothing to train has no sample
         self.samples = samples
-        self.unfinished = unfinished  # attempts that it is given without, by attempt; one not begun is not listed
-        self.missing = missing  # attempts that it is given without, since its time was over
+        self.unfinished = unfinished  # missing attempts, by attempt; those not begun are not listed
+        self.missing = missing  # how many attempts were missing when its time was over
         self.again = again  # an earlier process was given it, and did not mark it as done
         self._taken: tuple[Tape, Consumer, PendingGroup] | None = (tape, consumer, pending)  # None: it is a copy
 
@@ -75,24 +75,24 @@ class Group:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of its rewards; None: it has none.
+        """The mean of its rewards, or None if it has none.
 
-        A trainer that needs a reward for every attempt gets it for those that have none: its baseline stays as it is.
+        A trainer that needs a reward for every attempt uses it for those without one: the baseline stays the same.
         """
         known = [reward for reward in self.rewards if reward is not None and math.isfinite(reward)]
         return math.fsum(known) / len(known) if known else None
 
     def done(self, reason: str | None = None) -> None:
-        """Mark it as trained: it is not given again, and another may begin. Twice is fine.
+        """Mark it as trained: it is not given again, and another group may begin. A second call does nothing.
 
-        `reason` is what of it did not train, in words, for the tape.
+        `reason` states in words which part of it did not train. It is recorded on the tape.
         """
         tape, consumer, pending = self._where_taken()
         if self.id in consumer.held:
             consumer.record(tape, pending, GroupState.DONE, reason)
 
     def give_back(self) -> None:
-        """Have it given again, by this stream or the next."""
+        """Give it back: this stream, or the next, gives it again."""
         _, consumer, _ = self._where_taken()
         with consumer.lock:
             consumer.held.discard(self.id)

@@ -1,4 +1,4 @@
-"""The pending groups of a run, their attempts, and the collections that they belong to, as the index has them."""
+"""The pending groups of a run, their attempts, and the collections that they belong to, read from the index."""
 
 import math
 import time
@@ -16,14 +16,14 @@ EventOrder = tuple[int, str, int]  # of events: time, writer, sequence
 
 
 class CollectionKey(NamedTuple):
-    """A step of a source of tasks: what one collection collects."""
+    """What one collection collects: one step of one source of tasks."""
 
     step: int
     source: str | None
 
 
 class Collections:
-    """The collections of a run: which run, have ended, or were broken off. Other writers may resume one."""
+    """The collections of a run: which are running, have ended, or were broken off. Other writers may resume one."""
 
     def __init__(self, is_writing: Callable[[str], bool]) -> None:
         """`is_writing` returns whether the process of a writer is alive."""
@@ -45,7 +45,7 @@ class Collections:
         _keep_latest(self._ended.setdefault(_parse_key(event.data), {}), event)
 
     def group_size(self, key: CollectionKey) -> int | None:
-        """How many attempts the groups of a collection have; None: there is no such collection."""
+        """How many attempts the groups of a collection have, or None if there is no such collection."""
         return self._sizes.get(key)
 
     def is_over(self, key: CollectionKey) -> bool:
@@ -59,9 +59,9 @@ class Collections:
         return bool(keys) and all(map(self.is_over, keys))
 
     def broken_off(self, step: int | None, source: str | None) -> dict[CollectionKey, str]:
-        """Collections whose writers all died before they ended, each with the last writer; none while one still runs.
+        """Collections whose writers all died before the end, each with its last writer. Empty while any is running.
 
-        Without a step only the collection that began last counts: earlier ones were given up.
+        Without a step, only the collection that began last counts: earlier ones were abandoned.
         """
         keys = self._select(step, source)
         if any(map(self._is_running, keys)):
@@ -93,7 +93,7 @@ def _last_writer(orders: dict[str, EventOrder]) -> str:
 
 
 class PendingGroup:
-    """A group that a consumer is not done with, and has not skipped."""
+    """A group that a consumer has neither marked as done nor skipped."""
 
     def __init__(self, first: RolloutRow) -> None:
         self.id = first.group
@@ -118,7 +118,7 @@ class PendingGroup:
             self.last_change_s = time.monotonic()
 
     def attempts(self) -> list[RolloutRow]:
-        """Its rollouts by attempt; of each the try that counts."""
+        """Its rollouts by attempt, each as the try that counts."""
         return sorted(counted_tries(self._tries.values()), key=lambda row: row.attempt)
 
 
@@ -133,7 +133,7 @@ def is_rewarded(row: RolloutRow) -> bool:
 
 
 class PendingGroups:
-    """All pending groups of a run, and its collections, kept current by what changes in the index."""
+    """All pending groups of a run, and its collections, updated from changes of the index."""
 
     def __init__(self, on_group_event: Callable[[Event], None], is_writing: Callable[[str], bool]) -> None:
         self.groups: dict[str, PendingGroup] = {}
@@ -163,7 +163,7 @@ class PendingGroups:
         self.groups.pop(group, None)
 
     def clear(self) -> None:
-        """Forget all groups, to read them again. What is known of collections stays."""
+        """Forget all groups, so that they are read again. Collections stay known."""
         self.groups.clear()
         self.settled.clear()
 

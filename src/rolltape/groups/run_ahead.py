@@ -19,7 +19,7 @@ _LONG_S = 600.0  # for one step of a trainer that is alive
 class RunAheadLimit:
     """Limits how far collection runs ahead of a trainer, in this process or another.
 
-    With `max_groups`, at most that many groups may have begun that the trainer is not done with. With `max_steps`, a
+    With `max_groups`, at most that many groups may be open: begun, and not done at the trainer. With `max_steps`, a
     group of step N may begin when the trainer is done with all groups of steps before N - `max_steps`.
 
     Example:
@@ -47,7 +47,7 @@ class RunAheadLimit:
         self._timer = WaitTimer()
 
     def is_free(self, step: int, source: str | None = None) -> bool:
-        """Whether another group of this step may begin now. With a source of tasks only groups of that one count."""
+        """Whether another group of this step may begin now. With a source of tasks, only its groups count."""
         with self._consumer.lock:
             self._consumer.refresh()
             waiting = self._consumer.pending.select(source=source)

@@ -1,4 +1,4 @@
-"""Groups as they complete, for a trainer: `async for group in tape.groups(step=3)`, or the same without `async`."""
+"""A stream of groups as they complete: `async for group in tape.groups(step=3)`, or the same without `async`."""
 
 import asyncio
 import logging
@@ -52,23 +52,24 @@ class GroupOptions(TypedDict, total=False):
 
 
 def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
-    """The groups of a run that this consumer has not had yet, each once it is complete, while collection goes on.
+    """Stream the groups of a run that this consumer has not had yet, each as soon as it is complete.
 
     - `step`, `source`, `task_ids`: give the groups of one step, of one source of tasks, and of these tasks; by default
       all.
     - `policy`, `credit`: how samples are cut, and which numbers they carry; by default `exact` and Credit().
-    - `consumer`: who takes the groups. Each consumer is given each group once.
+    - `consumer`: the name under which groups are taken. Each consumer is given each group once.
     - `poll_s`: how often to look for new rollouts.
 
     A group is complete when `group_size` attempts have finished, and have their rewards if the credit has
-    advantages. What broke is waited for, since it may be tried again, until the collection has ended or nothing has
-    begun, ended or been rewarded in the group for `straggler_s`; then `late` says whether it is given without, or
-    skipped. With `complete=False` nothing is waited for: what has ended is given as it is, and that is all.
+    advantages. The stream also waits for broken attempts, which may be tried again. It stops waiting when the
+    collection has ended, or nothing has begun, ended or been rewarded in the group for `straggler_s`. Then `late`
+    decides whether the group is given without the missing attempts, or skipped. With `complete=False` it does not wait:
+    it gives what has ended, and ends.
 
-    A group with a trained token more than `max_staleness` versions behind the newest is skipped, and so is one with
-    nothing to train, unless `with_empty` asks for those too. The stream ends after `limit` groups, when all
-    collections of `step` have ended and their groups are given, or when nothing new has come for `idle_s`. It ends with
-    a GroupsError when the process that collects has died before its end, and nobody has resumed it for `resume_s`.
+    A group with a trained token more than `max_staleness` versions behind the newest is skipped. So is a group with
+    nothing to train, unless `with_empty` is set. The stream ends after `limit` groups, when all collections of `step`
+    have ended and their groups are given, or when nothing new has come for `idle_s`. It raises GroupsError if the
+    collecting process died before its end, and the collection was not resumed within `resume_s`.
     """
     policy, credit = cut_and_credit(options.get("policy", "exact"), options.get("credit"))
     late = options.get("late", Late.GIVE)
@@ -81,7 +82,7 @@ def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
 
 
 class GroupStream:
-    """Gives groups, to a coroutine or to a thread. For one of them at a time; several streams may share a consumer."""
+    """Gives groups to one coroutine or one thread at a time. Several streams may share a consumer."""
 
     def __init__(self, tape: Tape, request: GroupRequest) -> None:
         self.skipped: list[Skipped] = []
@@ -92,13 +93,13 @@ class GroupStream:
         self._given = 0
         self._next: deque[PendingGroup] = deque()
         self._without_size: set[str] = set()
-        self._thread: ThreadPoolExecutor | None = None  # in which it advances for coroutines
+        self._thread: ThreadPoolExecutor | None = None  # it advances here for coroutines
         self._advancing: Future[Group | None] | None = None
         self._consumer.claim.take()
         self._release = weakref.finalize(self, self._consumer.claim.release)
 
     def close(self) -> None:
-        """End the stream. What was given and is not done stays so."""
+        """End the stream. Groups that were given and are not done stay given."""
         self._release()
 
     def __iter__(self) -> Self:
@@ -122,7 +123,7 @@ class GroupStream:
             if self._advancing is None:
                 self._advancing = self._in_thread().submit(self._advance)
             advancing = asyncio.wrap_future(self._advancing)
-            # A caller that is cancelled here, or whose loop ends, must not lose a group: the next call takes it up.
+            # A caller that is cancelled here, or whose loop ends, must not lose a group: the next call returns it.
             await asyncio.wait({advancing})
             self._advancing = None
             group = advancing.result()
@@ -168,7 +169,7 @@ class GroupStream:
             raise
 
     def _find_next(self) -> Group | None:
-        """The first group that is to be given now; None: there is none."""
+        """The first group to give now, or None."""
         if not self._next:
             self._next.extend(self._select())
         while self._next:
@@ -202,7 +203,7 @@ class GroupStream:
         try:
             return decide(pending, consumer.pending, self._request)
         except GroupsError:
-            # Its size may have been written while rollouts were listed; the next refresh has it then.
+            # Its size may have been written while rollouts were listed. Then the next refresh has it.
             if pending.id in self._without_size:
                 raise
             self._without_size.add(pending.id)

@@ -1,4 +1,4 @@
-"""How long a stream or a limit has waited: when to log it, and when a stream gives up."""
+"""Times how long a stream or a limit has waited: when to log it, and when a stream gives up."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ class WaitTimer:
         self.begin()
 
     def begin(self) -> None:
-        """Start over, since something was new."""
+        """Start again, because something was new."""
         self._began_s = time.monotonic()
         self._next_warning_s = FIRST_WARNING_S
 
@@ -37,7 +37,7 @@ class WaitTimer:
 
 
 class StreamWait(WaitTimer):
-    """The wait of one stream for its next group, since something was last new."""
+    """The time that one stream has waited since something was last new."""
 
     def __init__(self, run: str, collections: Collections, request: GroupRequest) -> None:
         self._run = run
@@ -47,7 +47,7 @@ class StreamWait(WaitTimer):
         super().__init__()
 
     def check(self, incomplete: Callable[[], Sequence[PendingGroup]]) -> None:
-        """Log a long wait. Raise GroupsError if the collector died, and nobody has resumed it for `resume_s`."""
+        """Log a long wait. Raise GroupsError if the collector died, and was not resumed within `resume_s`."""
         broken = self._collections.broken_off(self._request.step, self._request.source)
         if broken:
             self._wait_for_resumption(_describe_broken(broken), incomplete)
