@@ -1,4 +1,4 @@
-"""Compute the columns that follow from others (ratios, mismatch, masks), straight into their buffers."""
+"""Computes the columns that follow from others (ratios, mismatch, masks), directly into their buffers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,11 +15,11 @@ MASK_COLUMNS = ("masked", "masked_high", "masked_low")
 def derive_columns(
     columns: Mapping[str, Tensor], losses: Sequence[LossSpec] | None, precision: Mapping[str, torch.dtype]
 ) -> None:
-    """Fill the derived ones among `columns` from the others; all are flat tensors on one device.
+    """Fill the derived columns in `columns` from the others. All are flat tensors on one device.
 
     Ratios and mismatch are computed in float32. Masks are computed in the precision in which the trainer gave the
-    columns, since a value that it rounds may fall on the other side of a threshold; `precision` names the columns that
-    it gave in half precision. On top of the columns this takes memory for a few values per token, for a moment.
+    columns, since a rounded value may fall on the other side of a threshold. `precision` names the columns that it gave
+    in half precision. In addition, this needs memory for a few values per token for a short time.
     """
     if "each_advantage" in columns:
         _spread(columns["each_advantage"], columns["lengths"], columns["advantages"])
@@ -32,7 +32,7 @@ def derive_columns(
 
 
 def _spread(each: Tensor, lengths: Tensor, out: Tensor) -> None:
-    """Give each token its sequence's value; lengths that do not add up cannot lead out of bounds."""
+    """Give each token its sequence's value. Lengths that do not add up cannot cause an access out of bounds."""
     tokens = torch.arange(len(out), dtype=torch.int32, device=out.device)
     ends = lengths.cumsum(0, dtype=torch.int32)
     owner = torch.searchsorted(ends, tokens, right=True, out_int32=True).clamp_(max=len(ends) - 1)
@@ -48,9 +48,9 @@ def _compare(columns: Mapping[str, Tensor], trainer: Tensor, inference: Tensor) 
 
 
 def _forget_what_the_policy_did_not_sample(columns: Columns) -> None:
-    """Leave nothing to compare at tokens that train by cross-entropy alone: these are another model's, or the prompt's.
+    """Set the comparison to NaN at tokens that train by cross-entropy alone: they are another model's or the prompt's.
 
-    What a trainer has as their inference logprob is a number to fill the place.
+    The inference logprob that a trainer has for them is only a placeholder.
     """
     alone = (columns["ce_weights"] != 0).logical_and_(columns["rl_weights"] == 0)
     if "ref_kl_weights" in columns:
@@ -60,7 +60,7 @@ def _forget_what_the_policy_did_not_sample(columns: Columns) -> None:
 
 
 def _as_given(columns: Columns, precision: Mapping[str, torch.dtype]) -> Columns:
-    """The columns as the trainer's loss reads them, with the ratios that follow in that precision."""
+    """The columns as the trainer's loss reads them, with ratios computed in that precision."""
     inputs = {**columns, **{name: columns[name].to(dtype) for name, dtype in precision.items()}}
     trainer = inputs["trainer_logprobs"]
     if precision and "inference_logprobs" in inputs:
@@ -75,7 +75,7 @@ def _as_given(columns: Columns, precision: Mapping[str, torch.dtype]) -> Columns
 
 
 def _mask(columns: Columns, inputs: Columns, losses: Sequence[LossSpec]) -> None:
-    """Mark the trained tokens that none of the losses pulls on, and the side on which they were dropped."""
+    """Mark the trained tokens that get no gradient from any loss, and the side on which they were dropped."""
     masked, high, low = (columns[name] for name in MASK_COLUMNS)
     masked.copy_(columns["trained_mask"])
     high.zero_()

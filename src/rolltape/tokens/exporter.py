@@ -1,4 +1,4 @@
-"""`TokenExporter`: what a trainer calls per micro-batch, and at the end of a step."""
+"""`TokenExporter`, which a trainer calls for each micro-batch and at the end of each step."""
 
 import atexit
 import operator
@@ -22,7 +22,7 @@ from rolltape.tokens.report import ExportReport, Reporter
 from rolltape.tokens.snapshot import DeviceSnapshotter, plan_layout
 from rolltape.tokens.steps import Format, token_folder
 
-_BYTES_PER_TOKEN = 72  # with every column that there can be
+_BYTES_PER_TOKEN = 72  # with all possible columns
 _REHEARSED = (
     *("input_ids", "trained_mask", "inference_logprobs", "advantages", "reference_logprobs", "logprobs"),
     *("ref_kl_weights", "ce_weights"),
@@ -37,7 +37,7 @@ CONFIGURED: Final = _Configured()
 
 
 class TokenExporter:
-    """Writes what a trainer saw, token by token, without delaying it. Each rank makes one, and uses it on one thread.
+    """Writes what a trainer saw, token by token, without delaying it. Each rank makes one and uses it on one thread.
 
     Make it before the first training step:
 
@@ -70,8 +70,8 @@ class TokenExporter:
         """Export to `run`, a directory.
 
         `loss` computes which tokens are masked. `sample_fraction` and `every_n_steps` limit what is written. With
-        context parallelism only the first rank of a group writes, and must be given whole sequences. At most
-        `max_queued_bytes` wait for the disk; a micro-batch that does not fit is dropped and counted.
+        context parallelism, only the first rank of a group writes, and it must get whole sequences. At most
+        `max_queued_bytes` wait for the disk. A micro-batch that does not fit is dropped and counted.
         """
         chosen = _checked_format(file_format)
         rank, world_size = _whole(rank, "rank"), _whole(world_size, "world_size")
@@ -95,7 +95,7 @@ class TokenExporter:
         self._pipeline: Pipeline | None = None
         folder = token_folder(run, chosen)
         if context_parallel_rank:
-            return  # the first of its group has the whole sequences
+            return  # the first rank of its group has the whole sequences
         writers = world_size // context_parallel_size
         files = RankFiles(folder, chosen, rank=rank, world_size=world_size, writers=writers, fraction=sample_fraction)
         try:
@@ -115,15 +115,15 @@ class TokenExporter:
         atexit.register(self.close)
 
     def reserve(self, tokens: int, device: torch.device | str = "cpu", in_flight: int = 4) -> None:
-        """Prepare for micro-batches of `tokens` tokens, so that the first of them is as quick as the rest.
+        """Prepare for micro-batches of `tokens` tokens, so that the first one is as fast as the others.
 
-        `in_flight`: how many of them the caller may export before the device has caught up.
+        `in_flight`: how many micro-batches the caller may export before the device has caught up.
         """
         if self._pipeline is None:
             return
         self._snapshotter.reserve(tokens * _BYTES_PER_TOKEN, torch.device(device), in_flight)
-        # The device loads its kernels when they are first used, and so do the libraries that encode, some of which
-        # would hold up every thread meanwhile.
+        # The device loads its kernels at first use, and so do the libraries that encode. Some of them block all threads
+        # in that time.
         ones = dict.fromkeys(_REHEARSED, torch.ones(8, device=device))
         rehearsed = parse_micro_batch(0, 0, {**ones, "lengths": [8]}, ones, self.loss)
         self._pipeline.rehearse(self._snapshotter.snapshot(rehearsed, plan_layout(rehearsed)))
@@ -138,7 +138,7 @@ class TokenExporter:
         loss: LossSpec | _Configured | None = CONFIGURED,
         epoch: SupportsIndex = 0,
     ) -> None:
-        """Take a micro-batch and the model's outputs for it, as they are now.
+        """Export a micro-batch and the model's outputs for it, as they are now.
 
         docs/how-to/train/tokens.md lists the columns.
 
@@ -149,7 +149,7 @@ class TokenExporter:
         epoch = _whole(epoch, "epoch")
         if pipeline is None or step % self._every_n_steps:
             return
-        if batch is None or not len(batch.keys()):  # the truth of a TensorDict is not whether it is empty
+        if batch is None or not len(batch.keys()):  # bool() of a TensorDict does not tell whether it is empty
             self._reporter.count(empty_batches=1)
             return
         parsed = parse_micro_batch(
@@ -169,17 +169,17 @@ class TokenExporter:
         pipeline.submit(step, layout.total_bytes, parsed.sequences, lambda: snapshotter.snapshot(parsed, layout))
 
     def mark_stable(self, step: SupportsIndex, *, wait: bool = False, timeout_s: float = 60.0) -> bool:
-        """Declare that this rank has exported all of a step. The step is stable once all ranks have, and it is written.
+        """Declare that this rank has exported all of a step. The step is stable once all ranks did this and wrote it.
 
-        It returns at once, and the records are written in the background: of a process that is killed before, the step
-        is lost, and has no marker. With `wait` it returns once this rank's records and its marker are on disk, so that
-        no end of the process can lose them:
+        It returns at once, and the records are written in the background. If the process is killed before that, the
+        step is lost and has no marker. With `wait` it returns once this rank's records and its marker are on disk, so
+        that the end of the process cannot lose them:
 
             assert exporter.mark_stable(step, wait=True)
             save_checkpoint(step)
 
-        Returns True if all of this rank's records of the step are known to be on disk. False means that nobody waited,
-        that they were not there after `timeout_s`, or that some were dropped or lost; `report` says which.
+        Returns True if all of this rank's records of the step are known to be on disk. False means that `wait` is not
+        set, that they were not there after `timeout_s`, or that some were dropped or lost; `report` has the counts.
         """
         pipeline, step = self._running(), _whole(step, "step")
         if pipeline is None:
@@ -203,9 +203,9 @@ class TokenExporter:
         return self._reporter.close()
 
     def _running(self) -> Pipeline | None:
-        """The pipeline that takes micro-batches; None: this process has none, or it is closed."""
+        """The pipeline that takes micro-batches, or None if this process has none or it is closed."""
         if self._pipeline is not None and self._process != os.getpid():
-            # A fork leaves the threads behind, and the locks as they happened to be.
+            # A forked child has no threads, and locks in any state.
             self._pipeline, self._reporter = None, Reporter(self._reporter.who)
             self._reporter.problem("fork", "it was made before this process was forked; make one in each process")
         return None if self._closed else self._pipeline

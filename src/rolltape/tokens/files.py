@@ -1,4 +1,4 @@
-"""Read the token records of a run, and write records that were made without a trainer."""
+"""Reads the token records of a run, and writes records that were made without a trainer."""
 
 import os
 import tempfile
@@ -45,8 +45,8 @@ def read_tokens(
 ) -> Iterator[TokenRecord]:
     """Read the token records of a run, or of one step or rank.
 
-    `columns` limits which of the optional per-token columns are read. Ranks that are done are read even if others of
-    the step are not; with `stable_only` only steps that all ranks have written are.
+    `columns` limits which of the optional per-token columns are read. Finished ranks are read even if other ranks of
+    the step are not finished. With `stable_only`, only steps that all ranks have written are read.
 
         for record in read_tokens("runs/exp1", step=12, columns=["ratio"]):
             print(record.place, record.ratio[record.trained_mask].max())
@@ -70,7 +70,7 @@ def read_step(
 
 
 def describe_files(step: TokenStep, steps: Iterable[TokenStep]) -> StepFiles:
-    """What is known of a step's files; `steps` are all of its run."""
+    """The facts about a step's files. `steps` are all steps of its run."""
     written_by = {done.exporter for done in step.ranks}
     missing = sum(done.dropped_records + done.lost_records for done in step.ranks)
     fraction = min((done.sample_fraction for done in step.ranks), default=0.0)
@@ -83,7 +83,7 @@ def describe_files(step: TokenStep, steps: Iterable[TokenStep]) -> StepFiles:
 
 
 def _written_at_ns(step: TokenStep) -> int | None:
-    """When the last rank was done; by its files where the markers do not say, as those of 0.1 and of prime-rl."""
+    """When the last rank was done. If markers lack the time (0.1, prime-rl), the times of the files count."""
     times = [done.written_at_ns for done in step.ranks]
     if None in times:
         times = [path.stat().st_mtime_ns for path in step.folder.iterdir()]
@@ -105,9 +105,9 @@ def file_sample_ids(file_format: Format, path: Path) -> list[str | None]:
 
 
 def score_sample(sample: Sample, logprobs: npt.ArrayLike) -> TokenRecord:
-    """Pair a sample with the logprobs that another model gives its tokens, and compute how far they are apart.
+    """Pair a sample with another model's logprobs of its tokens, and compute how far they are apart.
 
-    `logprobs` has a value for each id, given all the ids before it; NaN where there is none, as for the first.
+    `logprobs` has a value for each id, conditioned on all ids before it, or NaN if there is none, as for the first id.
     """
     theirs = np.asarray(logprobs, np.float32)
     if theirs.shape != sample.ids.shape:
@@ -115,7 +115,7 @@ def score_sample(sample: Sample, logprobs: npt.ArrayLike) -> TokenRecord:
             f"sample {sample.id}: {len(sample.ids)} ids, but logprobs of shape {theirs.shape}; give one per id"
         )
     ours = sample.logprobs.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are worth seeing
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are reported
         log_ratio = theirs - ours
         ratio, mismatch_kl = np.exp(log_ratio), np.expm1(log_ratio) - log_ratio
         prob_delta = np.exp(theirs) - np.exp(ours)
@@ -151,7 +151,7 @@ def write_tokens(
     *,
     file_format: Format = Format.PARQUET,
 ) -> int:
-    """Write the records of a step, replacing those that an earlier call wrote; returns how many.
+    """Write the records of a step, replacing those that an earlier call wrote. Return how many.
 
     This is for one process with its records on the host. A trainer's ranks use `TokenExporter`; a step that they wrote
     is not replaced.
@@ -208,7 +208,7 @@ def _write_files(folder: Path, step: int, records: Iterable[TokenRecord], file_f
 
 
 def _parts(records: Iterable[TokenRecord]) -> Iterator[list[Sequences]]:
-    """Split records into what goes into one file."""
+    """Split records into the parts that become one file each."""
     held: list[Sequences] = []
     tokens = 0
     for one in map(_sequences, records):

@@ -1,12 +1,12 @@
 """Losses as data: one object holds the thresholds of a loss, and computes which tokens it masks.
 
-A token is masked if no loss pulls on it: each one that it trains with drops it on one side of a trust region (`high`,
-`low`), or the advantage, the weight or the ratio there is zero. A term that only keeps the policy close to the one that
-sampled may remain on it.
+A token is masked if no loss gives it a gradient: each loss that it trains with drops it on one side of a trust region
+(`high`, `low`), or its advantage, weight or ratio is zero. A term that only keeps the policy close to the sampling
+policy may still apply to it.
 
 The losses of one micro-batch are chosen per token. `rl_weights`, `ref_kl_weights` and `ce_weights` are the weights of
-three losses, as prime-rl has them: the exporter's own, distillation and cross-entropy. A token trains with each loss
-whose weight there is not zero.
+three losses, as in prime-rl: the exporter's own, distillation and cross-entropy. A token trains with each loss whose
+weight is not zero at that token.
 """
 
 from collections.abc import Container, Mapping
@@ -19,9 +19,9 @@ from rolltape.errors import RecordError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Per-token columns that a loss reads, by name: of one length, on one device, in the precision in which the trainer has
-# them. They are the columns of a token record, and `old_ratio`: the ratio to the old policy where `old_logprobs` are
-# given, otherwise the same as `ratio`.
+# Per-token columns that a loss reads, by name: of one length, on one device, in the trainer's precision. They are the
+# columns of a token record, and `old_ratio`: the ratio to the old policy if `old_logprobs` are given, otherwise the
+# same as `ratio`.
 Columns = Mapping[str, "Tensor"]
 
 
@@ -53,11 +53,11 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.json.encode(self).decode()
 
     def missing(self, given: Container[str]) -> list[str]:
-        """The columns that it reads and that are not among those given."""
+        """The columns that it reads and that are not in `given`."""
         return [name for name in self.needs if name not in given]
 
     def components(self, given: Container[str]) -> "list[LossSpec]":
-        """The losses of a micro-batch with the columns `given`: this one, and those whose weights are among them."""
+        """The losses of a micro-batch with the columns `given`: this one, and others whose weights are in them."""
         others = (loss for loss in (OnPolicyDistillation(), CrossEntropy()) if loss.weights in given)
         return [self, *(loss for loss in others if loss.weights != self.weights)]
 
@@ -66,7 +66,7 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         raise NotImplementedError
 
     def pull(self, columns: Columns) -> "Tensor":
-        """What a token's gradient is proportional to, if the loss does not drop it."""
+        """A value proportional to a token's gradient, if the loss does not drop the token."""
         return columns["advantages"] * columns["ratio"]
 
 
@@ -85,7 +85,7 @@ class Dppo(LossSpec, frozen=True, tag="dppo"):
 
 
 class Ipo(LossSpec, frozen=True, tag="ipo"):
-    """Drops a token whose probability moved too far, whichever way."""
+    """Drops a token whose probability moved too far in either direction."""
 
     threshold: float = 0.1
 
@@ -96,7 +96,7 @@ class Ipo(LossSpec, frozen=True, tag="ipo"):
 
 
 class OnPolicyDistillation(LossSpec, frozen=True, tag="on_policy_distillation"):
-    """Pulls towards a reference model; drops a token whose probability fell by more than 0.2, and none that rose."""
+    """Pulls towards a reference model. It drops a token only if its probability fell by more than 0.2."""
 
     needs: ClassVar[tuple[str, ...]] = ("inference_logprobs", "reference_logprobs")
     weights: ClassVar[str] = "ref_kl_weights"
@@ -111,7 +111,7 @@ class OnPolicyDistillation(LossSpec, frozen=True, tag="on_policy_distillation"):
 
 
 class CrossEntropy(LossSpec, frozen=True, tag="cross_entropy"):
-    """Raises the probability of each token, as supervised training does; drops none."""
+    """Raises the probability of each token, as supervised training does. It drops none."""
 
     needs: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[str] = "ce_weights"
@@ -125,9 +125,9 @@ class CrossEntropy(LossSpec, frozen=True, tag="cross_entropy"):
 
 
 class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
-    """Clips the ratio at 1 − `clip_low` and 1 + `clip_high`; a token is dropped where the clipped side counts.
+    """Clips the ratio at 1 − `clip_low` and 1 + `clip_high`. A token is dropped if the clipped term counts.
 
-    The ratio is to `old_logprobs` where the batch has them, else to the inference logprobs. `dual_clip`, if given,
+    The ratio is to `old_logprobs` if the batch has them, else to the inference logprobs. `dual_clip`, if given,
     also bounds the ratio of tokens with a negative advantage.
     """
 
@@ -143,7 +143,7 @@ class PpoClip(LossSpec, frozen=True, tag="ppo_clip"):
     def dropped(self, columns: Columns) -> DroppedTokens:
         advantages, ratio = columns["advantages"], columns["old_ratio"]
         falls = advantages < 0
-        # The terms are compared, and not the ratios: where rounding makes both terms equal, the gradient goes on.
+        # Terms are compared, not ratios: where rounding makes both terms equal, the trainer still has a gradient.
         free = ratio * advantages
         beyond = ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages < free
         high = beyond & (advantages > 0)

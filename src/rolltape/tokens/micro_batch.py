@@ -1,4 +1,4 @@
-"""Parse what a trainer hands over for one micro-batch: find its columns, check their lengths, copy nothing yet."""
+"""Parses a trainer's micro-batch: finds its columns and checks their lengths. It copies nothing yet."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -21,24 +21,24 @@ _BATCH_COLUMNS = (
     "attention_mask",
     "loss_weights",
 )
-# The names under which a trainer may give a column, where that is not its own name alone.
+# The names under which a trainer may give a column, if that is not only its own name.
 _ALIASES = {
     "ids": ("input_ids", "ids"),
     "trained_mask": ("trained_mask", "loss_mask"),
     "reference_logprobs": ("reference_logprobs", "ref_logprobs"),
     "trainer_logprobs": ("logprobs", "trainer_logprobs"),
 }
-# Columns that losses read, and that are derived from.
+# Columns that losses read, and that other columns are derived from.
 _LOSS_COLUMNS = (
     *("trained_mask", "advantages", "inference_logprobs", "trainer_logprobs", "old_logprobs", "reference_logprobs"),
     *("rl_weights", "ce_weights", "ref_kl_weights"),
 )
 _HALF = (torch.bfloat16, torch.float16)
-_LENGTHS = ("lengths", "sequence_lengths", "cu_seqlens")  # what says how tokens fall into sequences
+_LENGTHS = ("lengths", "sequence_lengths", "cu_seqlens")  # these define the sequences of a row
 _NEEDED = ("ids", "trained_mask", "trainer_logprobs")
 # Columns that may also come as one value per sequence, and their names then.
 _PER_SEQUENCE = {"advantages": "each_advantage", "rewards": "reward"}
-# What a batch calls the facts about each sequence.
+# A batch's names for the facts about each sequence.
 _FACTS = {
     "sample_ids": "sample",
     "rollout_ids": "rollout",
@@ -51,8 +51,8 @@ _FACTS = {
 class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A micro-batch whose columns are known to be aligned. Nothing in it has been read from a device.
 
-    Lengths that lie on a device can only be checked by whoever copies them. An `each_advantage` stands for all the
-    tokens of its sequence; the column `advantages` is computed from it later.
+    Lengths on a device are checked later, when they are copied. An `each_advantage` applies to all tokens of its
+    sequence; the column `advantages` is computed from it later.
     """
 
     step: int
@@ -64,7 +64,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     zero_weights: dict[str, str]  # columns of weights that must be all zero, and the column that their loss lacks
     precision: dict[str, torch.dtype]  # of the columns that were given in half precision
     context_parallel_size: int
-    positions_tell: bool  # no lengths were given: that each row is one sequence shows in its positions alone
+    positions_tell: bool  # no lengths were given: only positions show whether each row is one sequence
     columns: dict[str, Tensor]  # a value per token; `attention_mask`, if there, marks the tokens that are not padding
     per_sequence: dict[str, Tensor]  # a value per sequence: `reward`, `loss_weight`, `each_advantage`, `lengths`
     lengths: npt.NDArray[np.int64] | None  # None: they lie on a device
@@ -150,10 +150,10 @@ def _find_columns(given: Mapping[str, Any], known: Iterable[str], where: str) ->
 
 
 def _losses(columns: Mapping[str, Tensor], loss: LossSpec, where: str) -> tuple[tuple[LossSpec, ...], dict[str, str]]:
-    """The losses of a micro-batch, and the weights that must be zero since their loss lacks a column.
+    """The losses of a micro-batch, and the weights that must be zero because their loss lacks a column.
 
-    A packer that fills in the weights of one loss for the sake of a few sequences gives zeros to a batch of others,
-    which need not have what that loss reads.
+    If a few sequences need the weights of a loss, a packer may give zeros to all other batches. Those need not have the
+    columns that this loss reads.
     """
     if loss.weights != "rl_weights" and "rl_weights" in columns:
         raise RecordError(
@@ -178,9 +178,9 @@ def _losses(columns: Mapping[str, Tensor], loss: LossSpec, where: str) -> tuple[
 def _lengths(
     batch: Mapping[str, Any], columns: Mapping[str, Tensor], where: str
 ) -> tuple[npt.NDArray[np.int64] | Tensor, Tensor | None]:
-    """How many tokens each sequence has, padding included, and which tokens are real (None: not known from lengths).
+    """How many tokens each sequence has, with padding, and which tokens are real (None: lengths do not show it).
 
-    Without lengths each row is a sequence. One length per row of several rows tells which of its tokens are padding.
+    Without lengths, each row is a sequence. If each of several rows has one length, it shows which tokens are padding.
     """
     ids = columns["ids"]
     given = [name for name in _LENGTHS if batch.get(name) is not None]
@@ -237,17 +237,17 @@ def _tensor(values: Any, where: str) -> Tensor:
     try:
         if isinstance(values, Tensor):
             return _local(values.detach(), where)
-        # By way of numpy: torch alone would make floats float32, and take a list to its default device.
+        # Through numpy: torch itself would make floats float32, and put a list on its default device.
         held = np.asarray(values)
         if not (held.flags.writeable and held.flags.c_contiguous):
-            held = held.copy()  # torch takes no others, or not without a warning
+            held = held.copy()  # torch refuses other arrays, or warns
         return torch.from_numpy(held)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RecordError(f"{where} cannot be a tensor: {error}") from None
 
 
 def _local(tensor: Any, where: str) -> Tensor:
-    """A tensor that is whole on this rank. Gathering one that is not would wait for other ranks, so it is refused."""
+    """A tensor that is whole on this rank. A sharded one is refused, because gathering would wait for other ranks."""
     if tensor.is_nested:
         raise RecordError(f"{where} is a nested tensor; give its values() here, and its offsets() as cu_seqlens")
     if isinstance(tensor, Tensor) and not hasattr(tensor, "placements"):  # it is no DTensor

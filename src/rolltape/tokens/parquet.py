@@ -1,6 +1,6 @@
-"""Read and write token records as Parquet: one row per sequence, its per-token columns as lists.
+"""Reads and writes token records as Parquet: one row per sequence, its per-token columns as lists.
 
-The columns are those that `TokenRecord` declares, and two counts that save a query from reading the lists.
+The columns are those of `TokenRecord`, and two counts, so that a query need not read the lists.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ SCHEMA = pa.schema(
     metadata={SCHEMA_KEY: TOKEN_SCHEMA.encode()},
 )
 
-# Measured on eighteen columns: 26 bytes a token. Splitting a float's bytes lets the compressor see its exponent, and
-# dictionaries of values that hardly ever repeat cost more than they save.
+# Measured on eighteen columns: 26 bytes per token. Splitting a float's bytes groups the exponents, which compress well.
+# Dictionaries of values that hardly ever repeat cost more than they save.
 _ENCODINGS = {
     f"{name}.list.element": "DELTA_BINARY_PACKED" if name == "position_ids" else "BYTE_STREAM_SPLIT"
     for name, column in TOKEN_COLUMNS.items()

@@ -1,7 +1,7 @@
-"""Turn snapshots into files on background threads: one cuts them into sequences, a few encode and write.
+"""Turns snapshots into files on background threads: one cuts them into sequences, others encode and write.
 
 At most `max_queued_bytes` wait between the training thread and the disk. A micro-batch that does not fit is dropped
-whole; what waits already stays.
+whole; micro-batches in the queue stay.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from rolltape.tokens.sequences import PART_TOKENS, CutBatch, Sequences, cut_sequ
 from rolltape.tokens.snapshot import DeviceSnapshotter, Snapshot
 from rolltape.tokens.steps import TokenFile
 
-_LOOK_EVERY_S = 0.5  # whether those who write are alive
+_LOOK_EVERY_S = 0.5  # how often to check that the writing threads are alive
 
 Job = Callable[[], None]
 WriteFile = Callable[[Path, int, int, int, Sequence[Sequences]], None]  # path, step, rank, first sequence, sequences
@@ -44,7 +44,7 @@ class Workers:
         self._jobs.put(job)
 
     def stop(self, deadline: float) -> bool:
-        """Finish the queued jobs, until a time of the monotonic clock; False: not all were done by then."""
+        """Finish the queued jobs, until a time of the monotonic clock. Return whether all were done by then."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -55,7 +55,7 @@ class Workers:
         try:
             while (job := self._jobs.get()) is not None:
                 job()
-                del job  # and what it holds, which would else live until the next one comes
+                del job  # release what it holds before waiting for the next job
         except BaseException as error:
             self._on_death(repr(error))
             raise
@@ -70,7 +70,7 @@ class ByteBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
-        """Take room for `size` bytes; False: there is none. When nothing waits, any size fits."""
+        """Take room for `size` bytes. Return False if there is none. When nothing waits, any size fits."""
         with self._lock:
             if self._used and self._used + size > self.limit:
                 return False
@@ -78,7 +78,7 @@ class ByteBudget:
             return True
 
     def resize(self, size: int, new_size: int) -> None:
-        """Replace room for `size` bytes that was taken by room for `new_size`."""
+        """Change the room that was taken from `size` to `new_size` bytes."""
         with self._lock:
             self._used += new_size - size
 
@@ -95,7 +95,7 @@ class StepMark:
         self._settled.set()
 
     def wait(self, timeout_s: float, is_alive: Callable[[], bool]) -> bool:
-        """Whether all records are on disk, after at most `timeout_s`, or once those who write are not alive."""
+        """Wait for at most `timeout_s`, or until the writing threads die. Return whether all records are on disk."""
         deadline = time.monotonic() + timeout_s
         while not self._settled.wait(min(max(deadline - time.monotonic(), 0), _LOOK_EVERY_S)):
             if time.monotonic() >= deadline or not is_alive():
@@ -167,13 +167,13 @@ class Pipeline:
                 self._cutter.put(lambda: self._cut_job(snapshot, size))
 
     def rehearse(self, snapshot: Snapshot) -> None:
-        """Process a snapshot as any other, and write it to nowhere."""
+        """Process a snapshot like any other, and write it to /dev/null."""
         made = self._cut(snapshot, fraction=1)
         self._snapshotter.buffers.give_back(snapshot.buffer)
         self._write(Path(os.devnull), 0, self._rank, 0, [made.kept])
 
     def finish(self, step: int) -> StepMark:
-        """Queue that a step has no more records."""
+        """Queue the mark that a step has no more records."""
         mark = StepMark()
         self._cutter.put(lambda: self._mark(step, mark))
         return mark
@@ -240,19 +240,19 @@ class Pipeline:
             step.held.append(part)
             step.held_tokens += part.tokens
             step.held_bytes += part.nbytes
-        # What is held takes room too, and must not take all of it.
+        # Held sequences use the budget too, and must not use all of it.
         if step.held_bytes * 4 > self._budget.limit:
             self._flush(step)
 
     def _count_missing(self, number: int, why: str, records: int) -> None:
-        """Have the marker of a step count records that will not be written."""
+        """Count records that will not be written, for the marker of their step."""
         with contextlib.suppress(OSError, RolltapeError):  # a step that cannot be opened has no marker
             step = self._open_step(number)
             with self._changed:
                 step.missing[why] += records
 
     def _open_step(self, step: int) -> _OpenStep:
-        """The step as it is open; one that was marked before is opened anew, and replaces what was written."""
+        """The open step. A step that was marked before is opened anew, and replaces what was written."""
         with self._changed:
             self._changed.wait_for(lambda: step not in self._open or not self._open[step].marked)
         if step not in self._open:
@@ -283,7 +283,7 @@ class Pipeline:
 
     def _mark(self, number: int, mark: StepMark) -> None:
         with self._changed:
-            if number in self._marked:  # opening it anew would replace it by nothing
+            if number in self._marked:  # opening it anew would replace it by an empty step
                 is_written = self._marked[number]
                 if is_written is None:
                     self._open[number].marks.append(mark)
@@ -344,7 +344,7 @@ class Pipeline:
         except (OSError, RolltapeError) as error:
             self._report(error, f"step {step.step} could not be marked: ")
             records, tokens = sum(part.records for part in parts), sum(part.tokens or 0 for part in parts)
-            # Nobody will read them.
+            # No reader will see them.
             self._reporter.count(records=-records, tokens=-tokens, files=-len(parts), lost_records=records)
             is_written = False
         finally:

@@ -1,4 +1,4 @@
-"""Read and write token records as JSON lines in prime-rl's schema, version 1, so that its scripts go on working.
+"""Reads and writes token records as JSON lines in prime-rl's schema, version 1, so that its scripts still work.
 
 Fields that prime-rl does not have (sample, rollout, weight versions, …) follow its own.
 """
@@ -17,7 +17,7 @@ from rolltape.tape.rundir import open_private
 from rolltape.tokens.sequences import Sequences
 
 _SCHEMA_VERSION = 1
-# prime-rl's fields in its order, and the names that their columns have here.
+# prime-rl's fields in its order, and the names of their columns here.
 _FIELDS = {
     "token_ids": "ids",
     "position_ids": "position_ids",
@@ -108,7 +108,7 @@ def parse_line(line: bytes, where: str) -> TokenRecord:
         fields |= {name: _array(name, row.get(field)) for field, name in (_FIELDS | _OWN_FIELDS).items()}
         fields["versions"] = tuple(fields["versions"] or ())
         fields["epoch"] = fields["epoch"] or 0  # a file of prime-rl's own names none
-        # The step of the run; a trainer that serves several runs counts its own steps besides.
+        # The step of the run. A trainer that serves several runs also has its own count of steps.
         return TokenRecord(step=row.get("export_step", row["step"]), env=row["env_name"], **fields)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecordError) as error:
         raise DamagedTapeError(f"{where}: not a token record: {error!r}") from None

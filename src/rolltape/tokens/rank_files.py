@@ -1,9 +1,9 @@
-"""Write one rank's files of a step, and mark the step when every rank is done.
+"""Writes one rank's files of a step, and marks the step when every rank is done.
 
-There is no barrier between ranks. Each writes a marker when it is done, and the one that finds all markers writes
-STABLE. A marker counts only while the exporter that wrote it is the current one of its rank: if the whole job is
-started again, every rank announces a new exporter before any of them can finish a step, so the markers of the earlier
-attempt make nothing stable. A rank that is started again alone finds the others' markers valid.
+There is no barrier between ranks. Each writes a marker when it is done, and the rank that finds all markers writes
+STABLE. A marker counts only while the exporter that wrote it is the current one of its rank. If the whole job is
+started again, every rank announces a new exporter before any rank can finish a step, so markers of the earlier attempt
+cannot make a step stable. If only one rank is started again, the others' markers stay valid.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class RankFiles:
         self._announced = True
 
     def begin(self, step: int) -> str:
-        """Start an attempt at a step and return its name; what this rank wrote of the step before is removed."""
+        """Start an attempt at a step and return its name. Earlier files of this rank for the step are removed."""
         if not self._announced:
             self.announce()
         folder = step_folder(self._root, step)
@@ -67,7 +67,7 @@ class RankFiles:
             if not self._is_own():
                 raise self._replaced()
             make_private_folder(folder)
-            # The marker goes before STABLE, so that nobody can write STABLE again in between.
+            # The marker is removed before STABLE, so that no rank can write STABLE again in between.
             (folder / f"rank_{self._rank}.done").unlink(missing_ok=True)
             (folder / STABLE).unlink(missing_ok=True)
             _remove(folder, f"rank_{self._rank}.*", f".rank_{self._rank}.*")
@@ -80,7 +80,7 @@ class RankFiles:
     def finish(
         self, step: int, attempt: str, parts: Sequence[TokenFile], *, dropped_records: int, lost_records: int
     ) -> bool:
-        """Put the parts in their places and mark the rank as done. True: the step is stable now."""
+        """Rename the parts to their final names and mark the rank as done. Return whether the step is stable now."""
         folder = step_folder(self._root, step)
         if self._format is Format.JSONL:
             parts = [_join_parts(folder, parts, self.partial(step, attempt, 0))]
@@ -105,7 +105,7 @@ class RankFiles:
             return self._mark_stable(folder, {**others, self._rank: done})
 
     def _others(self, folder: Path) -> dict[int, RankDone]:
-        """The markers of the other ranks of this job, if they may be all; those of an earlier job are removed."""
+        """The markers of the other ranks of this job, or none while some are missing. Older markers are removed."""
         if len(list(folder.glob("rank_*.done"))) < self._writers - 1:
             return {}  # the common case: no need to read the markers
         job = (self._world_size, self._writers)
@@ -115,7 +115,7 @@ class RankFiles:
             if (done.world_size, done.writers) == job
         }
         for rank in done_ranks(folder).keys() - current.keys():
-            # Of an earlier attempt. Its files go when the rank writes the step again, or when all the others have.
+            # Of an earlier attempt. Its files are removed when the rank writes the step again, or all others have.
             (folder / f"rank_{rank}.done").unlink(missing_ok=True)
         return current
 
@@ -123,7 +123,7 @@ class RankFiles:
         if len(done) < self._writers:
             return False
         for rank in ranks_with_files(folder) - done.keys():
-            # The job had other ranks when it was started before.
+            # An earlier start of the job had more ranks.
             _remove(folder, f"rank_{rank}.*", f".rank_{rank}.*")
         attempts = {rank: one.attempt for rank, one in done.items()}
         write_whole(folder / STABLE, msgspec.json.encode(Stable(attempts)))
@@ -149,13 +149,13 @@ class RankFiles:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with open_private(self._root / ".lock", "ab") as handle:
-            # Where the file system has no locks, a reader can still tell an outdated STABLE: it names the attempts.
+            # If the file system has no locks, a reader still recognizes an outdated STABLE, which names the attempts.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                # Closing it is not enough: a process that was forked meanwhile has it open too.
+                # Closing it is not enough: a process that was forked in the meantime has it open too.
                 with contextlib.suppress(OSError):
                     fcntl.flock(handle, fcntl.LOCK_UN)
 

@@ -1,4 +1,4 @@
-"""Count what an exporter wrote, dropped and lost, and log each kind of problem once."""
+"""Counts what an exporter wrote, dropped and lost, and logs each kind of problem once."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     After `close`, `sequences` is the sum of records, dropped, lost, untrained and unsampled ones.
     """
 
-    sequences: int = 0  # handed over
+    sequences: int = 0  # given to export
     records: int = 0  # written
     tokens: int = 0
     files: int = 0
@@ -56,7 +56,7 @@ class Reporter:
         log.error("%s: %s; training goes on, further problems of this kind are only counted", self.who, what)
 
     def report(self) -> ExportReport:
-        """The counts so far. After `close`, what is still queued counts as lost."""
+        """The counts so far. After `close`, queued records count as lost."""
         with self._lock:
             counts = self._counts.copy()
             if self._closed:

@@ -1,4 +1,4 @@
-"""Sequences on the host, ready to be encoded: cut out of a micro-batch, or taken from records."""
+"""Sequences on the host that are ready to be encoded: cut out of a micro-batch, or taken from records."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -148,14 +148,14 @@ def _check_positions(
 ) -> None:
     """Raise MisalignedError if positions show that a row is several sequences, or the shard of one.
 
-    Sequences that are packed begin anew in the row. The shards that context-parallel ranks hold leave tokens out.
+    With packed sequences, positions begin anew within the row. The shard of a context-parallel rank leaves out tokens.
     """
     positions = columns.get("position_ids")
     if positions is None:
         return
     own = np.ones(batch.tokens, np.bool_) if real is None else real.copy()
     own[1:] &= own[:-1]
-    own[bounds[:-1][bounds[:-1] < batch.tokens]] = False  # the first of a sequence follows on nothing
+    own[bounds[:-1][bounds[:-1] < batch.tokens]] = False  # the first token of a sequence has no predecessor
     steps = np.diff(positions, prepend=positions[:1])
     begun = np.flatnonzero(own & (steps <= 0))
     if batch.positions_tell and len(begun):
@@ -202,7 +202,7 @@ def _in_fraction(batch: "MicroBatch", fraction: float) -> npt.NDArray[np.bool_]:
 
 
 def is_in_fraction(sample: str, fraction: float) -> bool:
-    """Whether a sample is among the share of sequences that is written."""
+    """Whether a sample is in the share of sequences that is written."""
     return fraction >= 1 or _hash(sample) < fraction
 
 

@@ -1,4 +1,4 @@
-"""Snapshot a micro-batch's columns into one buffer, and copy it to the host while the training thread goes on."""
+"""Copies a micro-batch's columns into one buffer, and the buffer to the host, while the training thread continues."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class Region(NamedTuple):
 
 
 class BufferLayout:
-    """The region of each column. Columns that come from the device are first: `device_bytes` of `total_bytes`."""
+    """The region of each column. Columns from the device come first: `device_bytes` of `total_bytes`."""
 
     def __init__(self, on_device: Sizes, on_host: Sizes) -> None:
         self.regions: dict[str, Region] = {}
@@ -59,7 +59,7 @@ class BufferLayout:
 
 
 def plan_layout(batch: MicroBatch) -> BufferLayout:
-    """Make room for the columns of a micro-batch and for those that will be derived from them."""
+    """Plan the regions of a micro-batch's columns and of those that will be derived from them."""
     mismatch = MISMATCH_COLUMNS if "inference_logprobs" in batch.columns else ()
     derived = (*mismatch, *(MASK_COLUMNS if batch.losses is not None else ()))
     if "each_advantage" in batch.per_sequence:
@@ -103,7 +103,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
 
 
 class PinnedBuffers:
-    """Host buffers that are reused, since pinning or first touching memory is what costs. Safe to share by threads.
+    """Host buffers that are reused, because pinning and first use of memory are slow. Threads may share them.
 
     Their sizes are powers of two. Buffers for batches on the CPU are not pinned.
     """
@@ -113,7 +113,7 @@ class PinnedBuffers:
         self._free: dict[bool, list[Tensor]] = {False: [], True: []}
 
     def take(self, size: int, *, pinned: bool) -> Tensor:
-        """A buffer of at least `size` bytes that nobody else has."""
+        """A buffer of at least `size` bytes that is not in use."""
         with self._lock:
             free = self._free[pinned]
             fitting = [at for at, buffer in enumerate(free) if len(buffer) >= size]
@@ -123,7 +123,7 @@ class PinnedBuffers:
         return torch.empty(capacity, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
     def give_back(self, buffer: Tensor) -> None:
-        """Make a buffer available again; of many, the largest are kept."""
+        """Make a buffer available again. If there are many, the largest are kept."""
         with self._lock:
             free = self._free[buffer.is_pinned()]
             free.append(buffer)
@@ -150,7 +150,7 @@ class DeviceSnapshotter:
 
     @torch.no_grad()
     def snapshot(self, batch: MicroBatch, layout: BufferLayout) -> Snapshot:
-        """Copy the columns of a micro-batch; what the caller does to them later does not show."""
+        """Copy the columns of a micro-batch. Later changes by the caller do not affect the copy."""
         pinned = has_streams(batch.device)
         buffer = self.buffers.take(layout.total_bytes, pinned=pinned)
         hosted = layout.host_views(buffer)
@@ -173,7 +173,7 @@ class DeviceSnapshotter:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether a device copies to the host while the thread that asked for it goes on: CUDA, XPU, NPU and others."""
+    """Whether a device copies to the host while the calling thread continues: CUDA, XPU, NPU and others."""
     module = torch.get_device_module(device)
     return device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "Event", "current_stream"))
 
@@ -190,15 +190,15 @@ class _Transfer:
 
     def reserve(self, size: int) -> None:
         if len(self._buffer) < size:
-            self._buffer = self._buffer[:0].clone()  # let go of the old one first
+            self._buffer = self._buffer[:0].clone()  # release the old one first
             self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
-            # Whoever gets this memory next must wait for the copy out of it.
+            # The next user of this memory must wait until it is copied.
             self._buffer.record_stream(self._stream)
 
     def copy(self, batch: MicroBatch, layout: BufferLayout, buffer: Tensor) -> Any:
-        """Gather the columns on the device, in the order of the caller's stream, and copy them on another stream.
+        """Gather the columns on the device, on the caller's stream, and copy them to the host on another stream.
 
-        Returns the event of the copy's end.
+        Returns the event that marks the end of the copy.
         """
         current = self._module.current_stream(self._device)
         if self._last is not None:
@@ -214,8 +214,8 @@ class _Transfer:
 
     def _event(self) -> Any:
         try:
-            return self._module.Event(blocking=True)  # who waits for it sleeps
-        except TypeError:  # not every device has such
+            return self._module.Event(blocking=True)  # a waiting thread sleeps
+        except TypeError:  # not every device has blocking events
             return self._module.Event()
 
 
@@ -226,8 +226,8 @@ def _gather_on_device(there: dict[str, Tensor], batch: MicroBatch) -> None:
 
 
 def _copy_on_host(column: Tensor, out: Tensor) -> None:
-    """Copy on this thread alone: torch would share the work with threads that are busy encoding."""
-    if column.dtype == torch.bfloat16:  # which numpy does not know
+    """Copy on this thread only: torch would use other threads too, which are busy encoding."""
+    if column.dtype == torch.bfloat16:  # numpy has no bfloat16
         out.copy_(column)
     else:
         np.copyto(out.numpy(), column.numpy(), casting="unsafe")

@@ -1,6 +1,6 @@
 """The folders and markers of a run's token records, and which steps are complete.
 
-    RUN/tokens/exporters/rank_R.json    the current exporter of a rank: the one that was made last
+    RUN/tokens/exporters/rank_R.json    the current exporter of a rank, which is the latest one
     RUN/tokens/step_N/rank_R.parquet    its records; where there are many, rank_R.part_1.parquet and so on
     RUN/tokens/step_N/rank_R.done       what the rank wrote of this step, once all of it is there
     RUN/tokens/step_N/STABLE            the attempts of all ranks, once every rank is done
@@ -29,7 +29,7 @@ _RANK = re.compile(r"rank_(\d+)\.")
 
 
 class Format(enum.StrEnum):
-    """File formats of token records; each has a folder of its own."""
+    """File formats of token records. Each has its own folder."""
 
     PARQUET = "parquet"
     JSONL = "jsonl"  # in prime-rl's schema, where prime-rl puts it
@@ -60,7 +60,7 @@ class RankDone(msgspec.Struct, frozen=True, kw_only=True):
     dropped_records: int = 0  # the queue was full
     lost_records: int = 0  # they could not be written
     sample_fraction: float = 1.0  # the share of sequences that was to be written
-    written_at_ns: int | None = None  # None: 0.1 wrote it, which did not say, or prime-rl itself
+    written_at_ns: int | None = None  # None: written by 0.1, which did not store it, or by prime-rl
 
     @property
     def records(self) -> int:
@@ -136,7 +136,7 @@ def announcement_path(root: Path, rank: int) -> Path:
 
 
 def current_exporter(root: Path, rank: int) -> str | None:
-    """The exporter that was made last for a rank; None: none was ever made."""
+    """The exporter that was made last for a rank, or None if there was none."""
     found = _read_marker(announcement_path(root, rank), Announced)
     return None if found is None else found.exporter
 
@@ -158,7 +158,7 @@ def current_ranks(root: Path, folder: Path) -> dict[int, RankDone]:
 
 
 def _read_marker(path: Path, kind: type[M]) -> M | None:
-    """The content of a marker; None: there is none, or it is not one of ours."""
+    """The content of a marker, or None if there is none or Rolltape did not write it."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):

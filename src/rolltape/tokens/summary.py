@@ -1,4 +1,4 @@
-"""Summarize a step's token records in figures over its trained tokens, and find the tokens that stand out."""
+"""Summarizes a step's token records in figures over its trained tokens, and finds the tokens that stand out."""
 
 import heapq
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ NO_VALUES: Values = np.empty(0, np.float32)
 
 
 class SequenceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one sequence; None: the record does not have the column."""
+    """The figures of one sequence, each None if the record does not have the column."""
 
     place: str
     sample: str | None
@@ -124,7 +124,7 @@ def sequence_figures(record: TokenRecord) -> SequenceFigures:
 
 
 def largest_tokens(records: Iterable[TokenRecord], column: str, count: int) -> list[TokenOutlier]:
-    """The trained tokens with the largest values of a column, largest first; NaN comes before all."""
+    """The trained tokens with the largest values of a column, largest first. NaN comes first."""
     found: list[tuple[float, int, int, TokenOutlier]] = []  # a heap, the smallest first
     for number, record in enumerate(records):
         values = record.columns().get(column)
@@ -135,7 +135,7 @@ def largest_tokens(records: Iterable[TokenRecord], column: str, count: int) -> l
         keys[np.isnan(keys)] = np.inf
         for place in np.argsort(-keys, kind="stable")[:count].tolist():
             at = int(trained[place])
-            # Equal values in the order of the records, so that two looks at a run show the same.
+            # Equal values are in the order of the records, so that the result is always the same.
             heapq.heappush(found, (float(keys[place]), -number, -at, TokenOutlier(record, at, float(values[at]))))
             if len(found) > count:
                 heapq.heappop(found)
