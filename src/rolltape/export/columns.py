@@ -1,4 +1,4 @@
-"""Columns of exported records. A table of columns is declared once; rows, Arrow tables and Parquet files follow."""
+"""Columns of exported records. A table of columns is declared once; rows, Arrow tables and files derive from it."""
 
 import base64
 import json
@@ -17,8 +17,8 @@ from rolltape.extras import numpy_dtype, pa, pq
 from rolltape.records.jsonable import decode_numbers, encode_json, encode_numbers
 from rolltape.records.turn import Logprobs
 
-# By column: text, numbers, numpy arrays, lists, dicts, and free-form JSON as Raw. A row that was read from a file has
-# lists in place of arrays if the file was JSON, and free-form JSON as it is.
+# By column: text, numbers, numpy arrays, lists, dicts, and free-form JSON as Raw. A row from a file has decoded
+# free-form JSON, and lists in place of arrays if the file was JSON.
 Row = dict[str, Any]
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -32,15 +32,15 @@ def _same(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """What a column holds. None is None in a record, in a row and in a file; the functions never see it."""
+    """The type of a column's values. None is None in a record, in a row and in a file; the functions never get it."""
 
-    arrow: Callable[[], Any]  # gives its Arrow type, which is made when it is needed
+    arrow: Callable[[], Any]  # returns its Arrow type, which is made on demand
     write: Callable[[Any], Any] = _same  # a record's value → what a row holds
-    read: Callable[[Any], Any] = _same  # what a row holds that was read → the record's value
-    parse: Callable[[Any], Any] = _same  # what Arrow gives as Python objects → what a row holds
+    read: Callable[[Any], Any] = _same  # what a row from a file holds → a record's value
+    parse: Callable[[Any], Any] = _same  # Arrow's Python objects → what a row holds
 
     def __call__(self, name: str, source: str | Callable[[Any], Any] | None = None) -> "Column":
-        """A column of this kind. Its value is at a path of attributes, by default its name, or comes of a function."""
+        """A column of this kind. Its value is at a path of attributes, by default its name, or from a function."""
         return Column(name, self, source if callable(source) else attrgetter(source or name))
 
 
@@ -76,7 +76,7 @@ class Table:
         return row
 
     def values(self, row: Row) -> dict[str, Any]:
-        """A row's values by column, those that the file has; the inverse of `row`."""
+        """A row's values by column, for the columns that the file has; the inverse of `row`."""
         return {
             name: None if row[name] is None else kind.read(row[name]) for name, kind, _ in self.columns if name in row
         }
@@ -87,9 +87,9 @@ class Table:
         return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def write_parquet(self, rows: Iterable[Row], stream: IO[bytes], metadata: dict[bytes, bytes]) -> int:
-        """Write rows as Parquet, in groups as they come; the number written."""
+        """Write rows as Parquet, in groups as they come. Return how many were written."""
         schema = self.schema.with_metadata(metadata)
-        # Logprobs hardly ever repeat; splitting a double's bytes lets the compressor see its exponent.
+        # Logprobs hardly ever repeat. Splitting a double's bytes groups the exponents, which compress well.
         split = ["logprobs.list.element"] if "logprobs" in schema.names else []
         dictionary: Any = [field.name for field in schema if not pa.types.is_nested(field.type)]
         written = 0
@@ -102,7 +102,7 @@ class Table:
         return written
 
     def _arrow_groups(self, rows: Iterable[Row]) -> Iterator["pa.Table"]:
-        """Rows as Arrow tables of some rows each, so that few of them are Python objects at a time."""
+        """Rows as Arrow tables of some rows each, so that only few rows are Python objects at a time."""
         for group in _groups(rows):
             arrays: list[Any] = [
                 _arrow_array([row[name] for row in group], kind.arrow()) for name, kind, _ in self.columns
@@ -110,7 +110,7 @@ class Table:
             yield pa.Table.from_arrays(arrays, schema=self.schema)
 
     def rows(self, batch: "pa.RecordBatch") -> Iterator[Row]:
-        """The rows of Arrow columns, those that the file has, with numbers per token as arrays."""
+        """The rows of Arrow columns, for the columns that the file has, with numbers per token as arrays."""
         held = [one for one in self.columns if one.name in batch.schema.names]
         names = [one.name for one in held]
         read = [_row_cells(batch.column(one.name), one.kind) for one in held]
@@ -132,7 +132,7 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def built(kind: type[R], values: dict[str, Any], **renamed: Any) -> R:
-    """The record of values by column, each in the field of its name; what the file does not have is as by default."""
+    """Make a record from values by column. A field that the file does not have gets its default."""
     named = {name: values[name] for name in kind.__struct_fields__ if name in values}
     return msgspec.convert({**named, **renamed}, kind)
 
@@ -146,7 +146,7 @@ def _arrow_array(cells: list[Any], kind: Any) -> Any:
 
 
 def _number_lists(cells: list[Any], kind: Any) -> Any:
-    """Arrays of numbers end to end with their offsets; NaN, which stands for "none given", as null."""
+    """Arrays of numbers end to end with their offsets. NaN, which means "none given", becomes null."""
     absent = np.array([cell is None for cell in cells], dtype=np.bool_)
     lengths = [0 if cell is None else len(cell) for cell in cells]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -175,7 +175,7 @@ def _row_cells(held: Any, kind: Kind) -> Iterable[Any]:
 
 
 def plain_json(value: object) -> Any:
-    """A decoded JSON value with its non-finite numbers back."""
+    """A decoded JSON value with its non-finite numbers restored."""
     return decode_numbers(encode_json(value, "value")[0]) if isinstance(value, dict | list) else value
 
 
@@ -210,7 +210,7 @@ ENCODED_JSON = Kind(lambda: pa.string(), write=Raw, parse=json.loads)
 
 
 def records(make: Callable[[dict[str, Any]], Any], *columns: Column) -> Kind:
-    """A list of records, each with columns of its own; `make` builds one from its values."""
+    """A list of records with these columns. `make` builds a record from its values."""
     table = Table(*columns)
     parsers = {one.name: one.kind.parse for one in columns}
 
@@ -260,7 +260,7 @@ def _array_bytes(values: npt.NDArray[Any]) -> bytes:
 
 
 def logprob_columns() -> tuple[Column, ...]:
-    """Logprobs of any width as doubles, and the width that they had."""
+    """Logprobs of any width as doubles, and their original type."""
     dtype = TEXT("logprob_dtype", lambda of: None if of.logprobs is None else of.logprobs.dtype.name)
     return LOGPROBS("logprobs"), dtype
 
@@ -272,19 +272,19 @@ def logprobs_of(values: dict[str, Any]) -> Logprobs | None:
 
 
 def side_arrays(name: str, *columns: Column, source: str = "side") -> Column:
-    """Side arrays by name: a list with the columns that any array has, and others that just these have."""
+    """Side arrays by name: a list with the columns of any array, and the given further ones."""
     own = (*array_columns(attrgetter("values")), IDS("counts"), *columns)
     kind = records(dict, TEXT("name", itemgetter(0)), *map(_of_named, own))
     return kind._replace(write=lambda sides: kind.write(sides.items()))(name, source)
 
 
 def _of_named(column: Column) -> Column:
-    """A column of records that are given with their names."""
+    """A column of (name, record) pairs that reads the record."""
     return column._replace(get=lambda named: column.get(named[1]))
 
 
 def pair_columns(first: str, second: str, kind: Kind, source: str | None = None) -> tuple[Column, Column]:
-    """Two columns for the two values of a pair: the record itself, or what it has at a path of attributes."""
+    """Two columns for the two values of a pair: the record itself, or its value at a path of attributes."""
     pair = attrgetter(source) if source else _same
     return kind(first, lambda record: pair(record)[0]), kind(second, lambda record: pair(record)[1])
 

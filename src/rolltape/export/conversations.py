@@ -1,7 +1,6 @@
-"""Rollouts → conversations: lines of turns whose messages follow each other, for formats that hold messages in a row.
+"""Rollouts → conversations: chains of turns whose messages follow each other, for formats with a list of messages.
 
-A conversation needs no token ids. Which replies train is decided for their text: once each, and only those that their
-agent went on with.
+A conversation needs no token ids. Each reply trains at most once, as text, and not if the agent abandoned it.
 """
 
 from collections.abc import Iterator
@@ -29,11 +28,11 @@ from rolltape.records.turn import Turn
 from rolltape.tree import Arrivals, arrivals_of, tree_of
 from rolltape.tree.arrival import is_in_doubt
 
-_WIRE_ONLY = ("id", "weight")  # of a message: what the gateway knows it by, and what is written afresh
+_WIRE_ONLY = ("id", "weight")  # of a message: the gateway's id, and the weight, which is written anew
 
 
 class Conversation(NamedTuple):
-    """A last turn and those whose replies its prompt holds, in order. A reply stands after its turn's prompt."""
+    """A last turn and the turns whose replies its prompt holds, in order. A reply stands after its turn's prompt."""
 
     rollout: Rollout
     session: Session
@@ -61,7 +60,7 @@ class Conversation(NamedTuple):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The same in OpenAI's chat form. The weight of an assistant message says whether it trains."""
+        """The same in OpenAI's chat form. The weight of an assistant message is 1 if it trains, else 0."""
         training = {len(turn.prompt) for turn in self.turns if turn.sequence in self.training}
         return [
             {**_plain(message.to_dict()), "weight": int(at in training)}
@@ -74,7 +73,7 @@ class Conversation(NamedTuple):
 def conversations_of(rollout: Rollout, *, with_auxiliary: bool = False) -> Iterator[Conversation]:
     """The conversations of a rollout: one for each turn whose reply is in no later prompt. Each turn is in one or more.
 
-    Auxiliary calls are left out, unless they are asked for.
+    Auxiliary calls are left out, unless `with_auxiliary` is set.
     """
     trains = rollout.status is Status.FINISHED and rollout.outcome.filtered is None
     for session in rollout.sessions:
@@ -103,11 +102,11 @@ def conversations_of(rollout: Rollout, *, with_auxiliary: bool = False) -> Itera
 
 
 def _reply_trains(turn: Turn, arrivals: Arrivals) -> bool:
-    """Whether the text of a reply is one to learn. As for tokens, but for what only matters for their logprobs."""
+    """Whether the text of a reply trains. The rules are those for tokens, except those that concern only logprobs."""
     facts = turn.facts
     if turn.reply is None or facts.auxiliary is not None or facts.is_engine_fault:
         return False
-    if "weight" in facts.extra:  # the file that it was imported from says so
+    if "weight" in facts.extra:  # the imported file decides
         return bool(facts.extra["weight"])
     return turn.sequence not in arrivals.abandoned and not (turn.sequence in arrivals.unproven and is_in_doubt(turn))
 
@@ -117,7 +116,7 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calls_row(calls: Any) -> list[Row]:
-    """Calls of tools with the fields that OpenAI's API has; in a table, each has all of them."""
+    """Tool calls with the fields of OpenAI's API. In a table, each call has all fields."""
     found = []
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") or call
@@ -152,7 +151,7 @@ def _messages_type() -> Any:
 _MESSAGES = Kind(_messages_type, write=lambda messages: [_message_row(message) for message in messages])
 _REPLIES = records(dict, COUNT("message", itemgetter(0)), TEXT("turn", itemgetter(1)))
 
-# In a table, a message has text alone, and tools are JSON text: those of two rows need not have one type.
+# In a table, a message has only text, and tools are JSON text: tools of two rows need not have one type.
 CONVERSATION = Table(
     TEXT("rollout", "rollout.id"),
     COUNT("try_index", "rollout.head.try_index"),
@@ -177,13 +176,13 @@ CONVERSATION = Table(
 
 
 def conversation_line(conversation: Conversation) -> Row:
-    """A conversation as a JSON line has it: messages as they came, and nothing that is absent."""
+    """A conversation as a JSON line: messages as they came, without absent fields."""
     row = {name: value for name, value in CONVERSATION.row(conversation).items() if value is not None}
     return {**row, "messages": JSON.write(conversation.messages)}
 
 
 def training_line(conversation: Conversation) -> bytes:
-    """A conversation as services for fine-tuning take it: its messages and tools alone."""
+    """A conversation in the form that fine-tuning services accept: only its messages and tools."""
     tools = conversation.last.root.tools
     row = {"messages": conversation.messages, **({"tools": tools} if tools else {})}
     return encode_numbers(row, f"turn {conversation.last.id}") + b"\n"

@@ -131,9 +131,9 @@ def conversations_to_jsonl(
 ) -> int:
     """Write conversations in OpenAI's chat form as JSON lines, and return how many were written.
 
-    A rollout has one for each reply that none goes on from. Weight 1 marks the replies to train on. A conversation
-    without any is left out, and the ids of rollouts that have no other are appended to `left_out`. `bare` writes
-    messages and tools alone, as services for fine-tuning take them.
+    A rollout has one for each reply that no later turn continues. Weight 1 marks the replies to train on. A
+    conversation without such a reply is left out. The ids of rollouts without any conversation are appended to
+    `left_out`. `bare` writes only messages and tools, as fine-tuning services accept them.
 
     Example:
 
@@ -180,7 +180,7 @@ def rollouts_table(rollouts: Iterable[tuple[RolloutHead, Outcome, int, int, int]
 
 
 def turns_table(rollouts: Iterable[Rollout]) -> "pa.Table":
-    """A row per turn, ids and messages as what is new in it."""
+    """A row per turn, with only its new ids and messages."""
     return TURN.arrow(_turn_rows(rollouts, whole_prompts=False))
 
 
@@ -205,7 +205,7 @@ def _trace_row(trace: Trace, whole_prompts: bool) -> Row:
 
 
 def write_jsonl(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
-    """Write rows as JSON lines as they come; the number written."""
+    """Write rows as JSON lines as they come. Return the number written."""
     written = 0
     with destination(out) as stream:
         for row in rows:
@@ -247,14 +247,14 @@ def _number_list(array: npt.NDArray[Any]) -> list[object]:
 
 
 def _write_parquet(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
-    """Write rows as Parquet, in groups as they come; the number written."""
+    """Write rows as Parquet, in groups as they come. Return the number written."""
     with destination(out) as stream:
         return TABLES[kind].write_parquet(rows, stream, {SCHEMA_KEY: kind.value.encode()})
 
 
 @contextmanager
 def destination(out: Destination) -> Iterator[IO[bytes]]:
-    """Open `out` for writing; `-` is standard output. A file is put in place at the end, or left as it was."""
+    """Open `out` for writing; `-` is standard output. A file is replaced at the end, or left as it was."""
     if os.fspath(out) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -42,7 +42,7 @@ def read_turns(path: str | Path) -> Iterator[Turn]:
 
 
 def read_rollouts(path: str | Path, turns: str | Path | None = None) -> Iterator[Rollout]:
-    """Read the rollouts of an exported file, with their turns if the file of those is given too.
+    """Read the rollouts of an exported file, with their turns if the file of turns is given too.
 
     Example:
 
@@ -66,7 +66,7 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
 
 
 def _read(path: str | Path, kind: RowKind, revive: Callable[[Iterator[Row]], Iterator[T]]) -> Iterator[T]:
-    """The records of a file; an error names the file and the row."""
+    """The records of a file. Errors name the file and the row."""
     records = revive((_parquet_rows if Path(path).suffix == ".parquet" else _jsonl_rows)(path, kind))
     for number in range(1, 2**63):
         try:

@@ -1,4 +1,4 @@
-"""The columns of exported samples and rollouts, each declared once, and the records that rows are made of.
+"""The columns of exported samples and rollouts, each declared once, and the records that rows are made from.
 
 A column may be added; a change of meaning raises the version in the name of the schema.
 """
@@ -40,7 +40,7 @@ from rolltape.records.turn import Turn
 
 
 class RowKind(enum.StrEnum):
-    """What one row of an export is; the value is the `schema` field that each row or file carries."""
+    """What one row of an export is. The value is the `schema` field of each row or file."""
 
     SAMPLE = "rolltape.sample/1"
     ROLLOUT = "rolltape.rollout/1"
@@ -110,7 +110,7 @@ def sample_of(row: Row) -> Sample:
 
 
 def _with_kind_of_trained(sample: Sample, kind: str | None) -> Sample:
-    """A sample that 0.1.0 wrote: its one logprob kind is that of all its trained tokens."""
+    """A sample that 0.1.0 wrote. Its one logprob kind applies to all its trained tokens."""
     spans = [
         msgspec.convert({**msgspec.structs.asdict(span), "logprob_kind": kind}, Span)
         if span.fate is Fate.TRAINED
@@ -121,7 +121,7 @@ def _with_kind_of_trained(sample: Sample, kind: str | None) -> Sample:
 
 
 class ListedRollout(NamedTuple):
-    """What a list of rollouts holds of each: no field grows with its turns."""
+    """An entry of a list of rollouts. No field grows with the number of turns."""
 
     head: RolloutHead
     outcome: Outcome
@@ -181,7 +181,7 @@ ROLLOUT = Table(*LISTED_ROLLOUT.columns, *_HELD.columns)
 
 
 def rollout_row(rollout: Rollout) -> Row:
-    """A rollout's row: what lists hold of it, its sessions' heads and its events; turns are rows of their own."""
+    """A rollout's row: the fields of a list, its sessions' heads, and its events. Turns are separate rows."""
     sampled = sum(len(turn.sampled_ids) for turn in rollout.turns)
     counts = (len(rollout.sessions), len(rollout.turns), sampled)
     return {**LISTED_ROLLOUT.row(ListedRollout(rollout.head, rollout.outcome, *counts)), **_HELD.row(rollout)}

@@ -30,7 +30,7 @@ from rolltape.records.turn import Ids, Segment, SideArray, TokenChain, Turn, Tur
 
 
 class PromptPart(NamedTuple):
-    """What a row holds of a turn's prompt: the turns that it goes on from, and what follows."""
+    """What a row holds of a turn's prompt: the turns that it continues, and what follows them."""
 
     root: bytes | None  # None: as in the turn before
     messages_from: str | None
@@ -42,7 +42,7 @@ class PromptPart(NamedTuple):
 
 
 class ExportedTurn(NamedTuple):
-    """What a turn's row is made of."""
+    """The data that a turn's row is made from."""
 
     rollout: Rollout
     turn: Turn
@@ -103,7 +103,7 @@ TURN = Table(
 
 
 class ExportedMessage(NamedTuple):
-    """What a message's row is made of: the first turn that holds it, and its place in the conversation."""
+    """The data that a message's row is made from: the first turn that holds it, and its place in the conversation."""
 
     rollout: Rollout
     turn: Turn
@@ -133,7 +133,7 @@ MESSAGE = Table(
 
 
 def turn_rows(rollout: Rollout, *, whole_prompts: bool = False) -> Iterator[Row]:
-    """A row per turn, holding only what is new after an earlier turn unless whole prompts are asked for."""
+    """A row per turn, with only what is new after an earlier turn, or with whole prompts."""
     for session in rollout.sessions:
         held = _HeldChains()
         for turn in session.turns:
@@ -143,7 +143,7 @@ def turn_rows(rollout: Rollout, *, whole_prompts: bool = False) -> Iterator[Row]
 
 
 def message_rows(rollout: Rollout) -> Iterator[Row]:
-    """A row per message, once, at the first turn that holds it in that place; replies among them."""
+    """A row per message, replies included, at the first turn that holds it in that place."""
     for session in rollout.sessions:
         held = _HeldChains()
         for turn in session.turns:
@@ -160,7 +160,7 @@ class _HeldChains:
 
     def __init__(self) -> None:
         self._turns: dict[int, str] = {}
-        self._alive: list[object] = []  # an id() names an object only as long as it lives
+        self._alive: list[object] = []  # an id() is valid only while its object exists
         self._root: bytes | None = None
 
     def add(self, turn: Turn) -> None:
@@ -170,7 +170,7 @@ class _HeldChains:
         self._root = turn.root.raw
 
     def new_part(self, turn: Turn) -> PromptPart:
-        """What of a turn's prompt no turn so far holds in its place."""
+        """The part of a turn's prompt that no earlier turn holds in its place."""
         messages_from = self._turns.get(id(turn.prompt.parent))
         tokens_from = self._turns.get(id(turn.prompt_tokens.parent))
         kept_tokens = turn.prompt_tokens.keep if tokens_from else 0
@@ -190,7 +190,7 @@ def _whole_prompt(turn: Turn) -> PromptPart:
 
 
 def turns_of(rows: Iterable[Row]) -> Iterator[Turn]:
-    """The turns in rows, in their order; a session's rows stand together."""
+    """The turns in rows, in their order. A session's rows must be consecutive."""
     session: str | None = None
     held: dict[str, Turn] = {}
     root: Root | None = None
@@ -228,7 +228,7 @@ def _turn_of(row: Row, root: Root, held: dict[str, Turn]) -> Turn:
 
 
 def _earlier(values: Row, column: str, held: dict[str, Turn]) -> Turn | None:
-    """The turn that a row goes on from; None: it stands alone."""
+    """The turn that a row continues, or None if it stands alone."""
     if values[column] is not None and values[column] not in held:
         raise ExportError(f"turn {values['turn']}: goes on from {values[column]}, which is not before it in the file")
     return held.get(values[column])

@@ -1,4 +1,4 @@
-"""Samples and rollouts → what other programs take: one module per framework or format, as functions and as files."""
+"""Samples and rollouts → other programs' formats: one module per framework or format, as functions and as files."""
 
 from rolltape.export.formats.areal import tensor_dict
 from rolltape.export.formats.atif import trajectory, write_trajectories

@@ -1,4 +1,4 @@
-"""Samples for AReaL: the padded tensor dict that its trainers take."""
+"""Samples for AReaL: the padded tensor dict that its trainers accept."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,10 +34,10 @@ _FORM_WITH_ADVANTAGES = msgspec.structs.replace(
 def tensor_dict(
     samples: Iterable[Sample], *, advantages_as_rewards: bool = False, versions: Sequence[str] = ()
 ) -> dict[str, "torch.Tensor"]:
-    """A batch as AReaL's workflows return it, padded on the right, a row a sample; not yet shifted.
+    """A batch as AReaL's workflows return it, padded on the right, with a row per sample, not shifted yet.
 
-    `advantages_as_rewards` puts our advantages where rewards go, for groups whose rollouts forked or are of different
-    sizes. `versions` are the run's, where they do not spell integers.
+    `advantages_as_rewards` puts our advantages in the place of rewards, for groups whose rollouts forked or that differ
+    in size. `versions` are the run's versions, needed if they are no integers.
     """
     chosen = fitted(samples, _FORM_WITH_ADVANTAGES if advantages_as_rewards else FORM)
     batch = arrays(chosen, versions)
@@ -67,12 +67,12 @@ def arrays(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[str,
 
 
 def _length(sample: Sample) -> int:
-    """Up to its last trained token. AReaL puts the reward at the last one, and loses it where that does not train."""
+    """The length up to its last trained token. AReaL puts the reward at the last token, and loses it if masked."""
     return int(np.flatnonzero(sample.trained_mask)[-1]) + 1
 
 
 def identities(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
-    """What has no place in the batch, for the file that holds it."""
+    """Columns for the file that AReaL's batch has no place for."""
     return {
         "rolltape_advantage": np.array(
             [np.nan if sample.advantage is None else sample.advantage for sample in samples], np.float32
@@ -85,7 +85,7 @@ def identities(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _routing(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
-    """Routed experts where any sample has them, and which rows of the batch can be replayed."""
+    """Routed experts, if any sample has them, and which rows of the batch can be replayed."""
     experts = [routed_experts(sample) for sample in samples]
     shapes = {rows.shape[1:] for rows in experts if rows is not None}
     if len(shapes) != 1:

@@ -1,4 +1,4 @@
-"""What several formats are made of: per-token columns, routed experts, kept ids, version numbers, padding, tensors."""
+"""Parts that formats share: per-token columns, routed experts, kept ids, version numbers, padding, tensors."""
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 ROUTED_EXPERTS = "routed_experts"
-KEPT_IDS = "kept_ids"  # those that top-p, top-k and min-p kept at each place
+KEPT_IDS = "kept_ids"  # the ids that top-p, top-k and min-p kept at each token
 # [token, layer, expert]: a row for every token that was fed, which is all but the last.
 Experts = npt.NDArray[np.int32]
 
@@ -36,7 +36,7 @@ def advantages_or_zero(sample: Sample) -> npt.NDArray[np.float32]:
 
 
 def routed_experts(sample: Sample) -> Experts | None:
-    """One row per token but the last; None: not recorded, rows are flat, or a token that was fed has none."""
+    """One row per token except the last, or None: not recorded, rows are flat, or a token that was fed has none."""
     side = sample.side.get(ROUTED_EXPERTS)
     if side is None or side.counts is not None or side.values.ndim != 3 or side.values.dtype.kind not in "iu":
         return None
@@ -47,7 +47,7 @@ def routed_experts(sample: Sample) -> Experts | None:
 
 
 def all_routed_experts(samples: Sequence[Sample]) -> list[Experts] | None:
-    """Those of every sample; None: one has none, or they are of different shapes, so that none can be used."""
+    """The experts of every sample, or None if a sample has none or shapes differ, so that none can be used."""
     found = [experts for experts in map(routed_experts, samples) if experts is not None]
     if not found or len(found) < len(samples) or len({experts.shape[1:] for experts in found}) > 1:
         return None
@@ -55,7 +55,7 @@ def all_routed_experts(samples: Sequence[Sample]) -> list[Experts] | None:
 
 
 def places_without_kept_ids(sample: Sample) -> npt.NDArray[np.bool_]:
-    """The tokens of which it is not recorded which ids were kept."""
+    """The tokens whose kept ids were not recorded."""
     side = sample.side.get(KEPT_IDS)
     if side is None or side.counts is None:
         return np.ones(len(sample.ids), np.bool_)
@@ -66,19 +66,19 @@ def places_without_kept_ids(sample: Sample) -> npt.NDArray[np.bool_]:
 
 
 class VersionNumbers:
-    """Numbers versions: all by the integer that they spell, or all by their place among those announced."""
+    """Numbers versions: all as the integers that they are, or all by their place among the announced ones."""
 
     def __init__(self, announced: Sequence[str] = ()) -> None:
         spelled = all(map(_is_number, announced))
         self._places = {} if spelled else {version: place for place, version in enumerate(announced)}
 
     def of_tokens(self, sample: Sample) -> npt.NDArray[np.int32]:
-        """For each token the version that sampled it; -1 where there is none, or where it is not known exactly."""
+        """For each token the version that sampled it, or -1 if there is none or it is not known exactly."""
         known = [self._number(first, sample) if first == last else -1 for first, last in sample.versions]
         return np.array([*known, -1], dtype=np.int32)[sample.version_index]
 
     def bounds(self, sample: Sample) -> tuple[int, int] | None:
-        """The oldest and the newest version that may have sampled a trained token; None: none was given."""
+        """The oldest and the newest version that may have sampled a trained token, or None if none was given."""
         used = [sample.versions[index] for index in np.unique(sample.version_index[sample.trained_mask]) if index >= 0]
         if not used:
             return None

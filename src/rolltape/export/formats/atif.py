@@ -1,8 +1,8 @@
 """Rollouts as Harbor's trajectories (ATIF 1.8): steps with messages, calls, observations, token ids and logprobs.
 
-A trajectory is one line of steps. The first conversation of a rollout is the trajectory itself; other branches and
-sessions are sub-agent trajectories in it, and what they share with an earlier one is marked as copied context. What
-ATIF has no field for is below `extra.rolltape`, where the importer looks for it.
+A trajectory is a list of steps. The first conversation of a rollout is the trajectory itself. Other branches and
+sessions are sub-agent trajectories in it; steps that they share with an earlier one are marked as copied context. Data
+that ATIF has no field for is under `extra.rolltape`, where the importer finds it.
 """
 
 import json
@@ -24,7 +24,7 @@ from rolltape.records.turn import Turn, TurnFlag
 
 SCHEMA = "ATIF-v1.8"
 _SOURCES = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "agent"}
-_UNKNOWN = "unknown"  # a trajectory names an agent and its version; a rollout need not
+_UNKNOWN = "unknown"  # a trajectory must name an agent and its version; a rollout need not
 _SESSION_FIELDS = ("tool_ids_matter", "stop_ids", "vocabulary", "tokenizer", "defaults", "extra")
 _HEAD_FIELDS = (
     "try_index",
@@ -71,7 +71,7 @@ def write_trajectories(rollouts: Iterable[Rollout], folder: Destination, left_ou
 
 
 def trajectory(rollout: Rollout) -> dict[str, Any] | None:
-    """A rollout as a trajectory; None: it has not ended, or has no turns, and then it is none.
+    """A rollout as a trajectory, or None if it has not ended or has no turns.
 
     Example:
 
@@ -126,7 +126,7 @@ def _steps(conversation: Conversation) -> list[dict[str, Any]]:
             steps.append(step)
             if at in own:
                 _add_turn(step, own[at], recorded)
-            else:  # sampled in an earlier trajectory, or by nobody: an example in the prompt, or an edited reply
+            else:  # from an earlier trajectory, or not sampled: an example in the prompt, or an edited reply
                 step["is_copied_context"] = True
         else:
             steps.append({"source": _SOURCES[message["role"]], "message": content_text(message.get("content"))})
@@ -157,7 +157,7 @@ def _agent_step(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Any) -> tuple[dict[str, Any], bool] | None:
-    """A call as ATIF has it, and whether that is all of it; None: it names no function."""
+    """A call in ATIF's form, and whether the form holds all of it; or None if the call names no function."""
     match call:
         case {"function": {"name": str(name)} as function}:
             given, text = call.get("id"), function.get("arguments")
@@ -196,7 +196,7 @@ def _result(message: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, An
 
 
 def _add_turn(step: dict[str, Any], turn: Turn, recorded: Sequence[Message]) -> None:
-    """What the engine gave for a step: ids and logprobs in its metrics, and the turn's facts."""
+    """Add what the engine returned for a step: ids and logprobs in its metrics, and the turn's facts."""
     facts = msgspec.to_builtins(turn.facts)
     for name in ("message_starts", "unknown"):
         facts.pop(name, None)
@@ -209,7 +209,7 @@ def _add_turn(step: dict[str, Any], turn: Turn, recorded: Sequence[Message]) -> 
     step["llm_call_count"] = 1
     if turn.facts.model is not None:
         step["model_name"] = turn.facts.model
-    if turn.facts.ended_at is not None and 0 <= turn.facts.ended_at < 253402300800:  # years that ISO 8601 has
+    if turn.facts.ended_at is not None and 0 <= turn.facts.ended_at < 253402300800:  # up to the year 9999
         step["timestamp"] = datetime.fromtimestamp(turn.facts.ended_at, UTC).isoformat()
     metrics: dict[str, Any] = {
         "prompt_tokens": len(turn.prompt_tokens),
@@ -219,14 +219,14 @@ def _add_turn(step: dict[str, Any], turn: Turn, recorded: Sequence[Message]) -> 
     }
     if turn.logprobs is not None:
         logprobs = turn.logprobs.tolist()
-        # ATIF has a number for each token, or none at all.
+        # ATIF needs a number for every token, or none at all.
         if np.isfinite(turn.logprobs).all():
             metrics["logprobs"] = logprobs
         else:
             _note(step, logprobs=[None if np.isnan(one) else one for one in logprobs])
     if _has_ids(turn):
         step["metrics"] = metrics
-    elif len(turn.tokens):  # nobody should train on them
+    elif len(turn.tokens):  # not in the step's own metrics: programs should not train on them
         _note(step, metrics=metrics)
 
 
@@ -253,5 +253,5 @@ def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _note(step: dict[str, Any], **fields: Any) -> None:
-    """Keep what ATIF has no field for."""
+    """Store fields that ATIF does not have."""
     step.setdefault("extra", {}).setdefault("rolltape", {}).update(fields)

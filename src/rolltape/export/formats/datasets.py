@@ -17,10 +17,10 @@ HUB = "hf://datasets/"
 
 
 def write_dataset(write_parquet: Callable[[Path], int], out: str) -> int:
-    """Make a dataset of what `write_parquet` writes into the file that it is given; returns how many rows it has.
+    """Make a dataset from what `write_parquet` writes into the file that it gets. Return how many rows it has.
 
     `out` is a folder, for `datasets.load_from_disk`, or `hf://datasets/OWNER/NAME`. A new repository is
-    made private.
+    private.
 
     Example:
 
@@ -30,7 +30,7 @@ def write_dataset(write_parquet: Callable[[Path], int], out: str) -> int:
     datasets = import_extra("datasets", "datasets", what="--format datasets", missing=MissingFormat)
     datasets.disable_progress_bars()
     folder = None if _is_on_hub(out) else _new_folder(out)
-    # Beside its destination, so that the finished folder can be put in place at once.
+    # Beside its destination, so that the finished folder can be renamed into place.
     with tempfile.TemporaryDirectory(dir=folder.parent if folder else None, prefix=".rolltape-export-") as place:
         table = Path(place, "rows.parquet")
         written = write_parquet(table)
@@ -48,7 +48,7 @@ def write_dataset(write_parquet: Callable[[Path], int], out: str) -> int:
 
 
 def _without_maps(table: Path, plain: Path) -> Path:
-    """The same table with lists of names and values in the place of maps, which datasets do not know."""
+    """The same table with lists of names and values in place of maps, which datasets do not support."""
     with pq.ParquetFile(table) as file:
         schema = pa.schema(
             [(field.name, _pairs_type() if pa.types.is_map(field.type) else field.type) for field in file.schema_arrow]

@@ -1,4 +1,4 @@
-"""Samples → files that a framework's users can load: JSON lines, arrays in `.npz`, or slime's `.pt`."""
+"""Samples → files for a framework: JSON lines, arrays in `.npz`, or slime's `.pt`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Choices(NamedTuple):
-    """What a format may have to be told; each takes what it knows."""
+    """Settings of formats. Each format uses those that it knows."""
 
     versions: tuple[str, ...] = ()
     temperature: prime_rl.Temperatures | None = None  # None: as the turns recorded it
@@ -28,14 +28,14 @@ class Choices(NamedTuple):
 
 
 class Written(NamedTuple):
-    """How many samples a file holds, and what of them the format could not carry, a sentence each."""
+    """How many samples a file holds, and a sentence for each thing that the format could not carry."""
 
     samples: int
     left_out: list[str]
 
 
 class Framework(NamedTuple):
-    """How a framework's file is written, and what its name may end in."""
+    """How a framework's file is written, and which endings its name may have."""
 
     endings: tuple[str, ...]
     form: Form
@@ -48,7 +48,7 @@ DEFAULTS = Choices()
 def write_samples_for(
     framework: str, samples: Iterable[Sample], out: Destination, choices: Choices = DEFAULTS
 ) -> Written:
-    """Write samples in a framework's form; nothing is written if some lack what it needs."""
+    """Write samples in a framework's form. Nothing is written if a sample lacks what the form needs."""
     if framework not in FRAMEWORKS:
         raise ExportError(f"there is no format for {framework!r}; known are {', '.join(FRAMEWORKS)}")
     chosen = FRAMEWORKS[framework]
@@ -59,7 +59,7 @@ def write_samples_for(
 
 
 def _lines(row: Callable[[Sample, Choices], Mapping[str, Any]]) -> Callable[..., int]:
-    """A writer of one JSON line a sample, as samples come."""
+    """A writer of one JSON line per sample, as samples come."""
 
     def write(samples: Iterable[Sample], stream: IO[bytes], choices: Choices, ending: str) -> int:
         written = 0

@@ -1,4 +1,4 @@
-"""Checks samples against a format: what it needs of them is there, and what it cannot carry is counted and reported."""
+"""Checks that samples have what a format needs, and counts and reports what the format cannot carry."""
 
 import enum
 import math
@@ -21,7 +21,7 @@ class LeftOutWarning(UserWarning):
 
 
 class Need(enum.StrEnum):
-    """What a training step cannot do without."""
+    """What a training step needs of a sample."""
 
     LOGPROBS = "a logprob for each trained token"
     REWARD = "a reward"
@@ -29,7 +29,7 @@ class Need(enum.StrEnum):
 
 
 class Fact(enum.StrEnum):
-    """What a sample may hold that not every format can carry; reports put it after "samples"."""
+    """What a sample may hold that not every format can carry. Reports put the text after "samples"."""
 
     FORKED = "of rollouts that forked"
     WEIGHTS = "that weigh otherwise in their rollout than by their trained tokens"
@@ -46,15 +46,15 @@ class Fact(enum.StrEnum):
 
 
 class Routing(enum.Enum):
-    """Whether a format carries routed experts that are whole."""
+    """Whether a format carries complete routed experts."""
 
     NONE = enum.auto()
     EACH = enum.auto()  # of those samples that have them
-    OF_ONE_SHAPE = enum.auto()  # of those samples that have them, if they are of one shape
-    ALL = enum.auto()  # if all samples have them, and of one shape
+    OF_ONE_SHAPE = enum.auto()  # of those samples that have them, if all have one shape
+    ALL = enum.auto()  # if all samples have them, in one shape
 
 
-# Fields of a span that most formats have one value for, and what to report of samples that have several.
+# Fields of a span for which most formats have one value, and what to report if a sample has several.
 _ONE_VALUE = {"temperature": Fact.SEVERAL_TEMPERATURES, "logprob_kind": Fact.SEVERAL_LOGPROB_KINDS}
 _IN_EVERY_FORMAT = {
     Fact.AFTER_TRUNCATION: "carried as they are; a trainer's own are over all tokens, so ratios to these are not 1",
@@ -67,19 +67,19 @@ _OF_LOGPROBS = (Fact.AFTER_TRUNCATION, Fact.SEVERAL_LOGPROB_KINDS)
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """A framework's format: what it needs, and what becomes of each fact that it cannot carry."""
+    """A framework's format: what it needs, and what happens to each fact that it cannot carry."""
 
     framework: str
     needs: tuple[Need, ...]
     leaves_out: dict[Fact, str]
     routing: Routing = Routing.NONE
     kept_ids: bool = False  # whether it carries the ids that top-p kept, so that ratios to such logprobs can be 1
-    one_value: tuple[str, ...] = tuple(_ONE_VALUE)  # fields of a span that it has one value for
-    optional_logprobs: bool = False  # whether it can do without them
-    logprobs: bool = True  # whether it carries them
+    one_value: tuple[str, ...] = tuple(_ONE_VALUE)  # fields of a span for which it has one value
+    optional_logprobs: bool = False  # whether logprobs are optional
+    logprobs: bool = True  # whether it carries logprobs
 
     def carrying(self, *, logprobs: bool) -> "Form":
-        """The same format, without logprobs if they are not wanted and it can do without them."""
+        """The same format, without logprobs if they are not wanted and optional."""
         if logprobs or not self.optional_logprobs:
             return self
         needs = tuple(need for need in self.needs if need is not Need.LOGPROBS)
@@ -87,7 +87,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reports(self) -> dict[Fact, str]:
-        """What to report of samples, by the fact that holds of them."""
+        """What to report, by fact."""
         common = {
             fact: report for fact, report in _IN_EVERY_FORMAT.items() if self.logprobs or fact not in _OF_LOGPROBS
         }
@@ -102,7 +102,7 @@ _REMEDIES = {
 
 
 class Fitting:
-    """Lets samples pass to a format, and refuses at the end if some lacked what it needs."""
+    """Passes samples on to a format, and raises at the end if some lacked what it needs."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -116,9 +116,9 @@ class Fitting:
         self._first: dict[Need, str] = {}
 
     def passing(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The samples that fit, as they come, with what the format cannot tell apart masked.
+        """The samples that fit, as they come, with tokens masked that differ in what the format cannot distinguish.
 
-        Raises after the last if others did not fit.
+        Raises after the last sample if some did not fit.
         """
         for sample in samples:
             self._samples += 1
@@ -149,7 +149,7 @@ class Fitting:
         return reports
 
     def _of_one_value(self, sample: Sample) -> Sample:
-        """The sample with trained tokens masked that are unlike most, in what the format has one value for."""
+        """The sample with trained tokens masked that differ from most, in fields with one value in the format."""
         for name in self._form.one_value:
             alike = sample.trained_mask & ~_unlike_most(sample, name)
             kept = int(alike.sum())
@@ -159,7 +159,7 @@ class Fitting:
         return sample
 
     def _with_kept_ids(self, sample: Sample) -> Sample:
-        """The sample with trained tokens masked whose kept ids are not known, if those of others are carried."""
+        """The sample with trained tokens masked whose kept ids are unknown, if the format carries kept ids."""
         if not self._form.kept_ids or KEPT_IDS not in sample.side:
             return sample
         known = sample.trained_mask & ~(places_without_kept_ids(sample) & _after_truncation(sample))
@@ -206,7 +206,7 @@ class Fitting:
 
 
 def fitted(samples: Iterable[Sample], form: Form) -> list[Sample]:
-    """All samples, if they have what the format needs; warns of what it leaves out, once for each place of the call."""
+    """All samples, if they have what the format needs. It warns about what is left out, once per place of the call."""
     fitting = Fitting(form)
     passed = list(fitting.passing(samples))
     for sentence in fitting.left_out(counted=False):
@@ -215,7 +215,7 @@ def fitted(samples: Iterable[Sample], form: Form) -> list[Sample]:
 
 
 def _trained_values(sample: Sample, name: str) -> Counter[object]:
-    """How many trained tokens have which value of a span's field; those of which it is not known do not count."""
+    """How many trained tokens have each value of a span's field. Unknown values do not count."""
     counts: Counter[object] = Counter()
     for span in sample.spans:
         counts[getattr(span, name)] += int(np.count_nonzero(sample.trained_mask[span.start : span.stop]))
@@ -223,7 +223,7 @@ def _trained_values(sample: Sample, name: str) -> Counter[object]:
 
 
 def _unlike_most(sample: Sample, name: str) -> npt.NDArray[np.bool_]:
-    """The tokens whose span has another value of a field than most trained tokens; the earliest of equals counts."""
+    """The tokens whose span has another value of a field than most trained tokens. Among equals, the first counts."""
     unlike = np.zeros(len(sample.ids), np.bool_)
     counts = _trained_values(sample, name)
     if len(counts) > 1:
@@ -234,7 +234,7 @@ def _unlike_most(sample: Sample, name: str) -> npt.NDArray[np.bool_]:
 
 
 def _after_truncation(sample: Sample) -> npt.NDArray[np.bool_]:
-    """The tokens whose logprobs are among the ids that were kept, as by top-p."""
+    """The tokens whose logprobs are over the kept ids only, as with top-p."""
     found = np.zeros(len(sample.ids), np.bool_)
     for span in sample.spans:
         found[span.start : span.stop] = span.logprob_kind is LogprobKind.AFTER_TRUNCATION

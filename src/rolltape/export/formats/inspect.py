@@ -1,6 +1,6 @@
 """Rollouts as Inspect's logs (`.eval`, `.json`), by Inspect's own writer: a sample per rollout, an epoch per attempt.
 
-A sample holds one conversation, without token ids and tools. Of a rollout with several, it is the one with most turns.
+A sample holds one conversation, without token ids and tools. If a rollout has several, it is the one with most turns.
 """
 
 import json
@@ -19,7 +19,7 @@ from rolltape.records.jsonable import encode_numbers
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import Rollout, Status, StopReason
 
-_UNKNOWN = "unknown"  # a log names a task and a model; a rollout need not
+_UNKNOWN = "unknown"  # a log must name a task and a model; a rollout need not
 _LIMITS = {
     StopReason.MAX_TURNS: "message",
     StopReason.MAX_TOKENS: "token",
@@ -114,7 +114,7 @@ def _sample(told: Conversation, log: Any, model: Any, scorer: Any) -> Any:
 
 
 def _about(rollout: Rollout, told: Conversation) -> dict[str, Any]:
-    """What Inspect has no field for, and the importer looks for here."""
+    """Data that Inspect has no field for. The importer reads it."""
     head, outcome = rollout.head, rollout.outcome
     return {
         "rollout": rollout.id,
@@ -140,7 +140,7 @@ def _error(reason: str | None, log: Any) -> Any:
 
 
 def _message(message: Mapping[str, Any], model: Any) -> Any:
-    """A chat message as one of Inspect's."""
+    """A chat message as an Inspect message."""
     role, content = message["role"], content_text(message.get("content"))
     if role in ("system", "developer"):
         return model.ChatMessageSystem(content=content)

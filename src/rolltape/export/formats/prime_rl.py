@@ -1,4 +1,4 @@
-"""Samples for prime-rl: the fields of its `TrainingSample`, as version 0.8 has them."""
+"""Samples for prime-rl: the fields of its `TrainingSample` in version 0.8."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from rolltape.export.formats.fitting import Fact, Form, Need, Routing, fitted
 from rolltape.records.sample import Sample, Span
 from rolltape.records.turn import LogprobKind
 
-# One for all, or the temperature of each turn by its id.
+# One temperature for all, or the temperature of each turn by its id.
 Temperatures = float | Mapping[str, float]
 
 FORM = Form(
@@ -31,9 +31,9 @@ FORM = Form(
 def training_samples(
     samples: Iterable[Sample], *, env_name: str, temperature: Temperatures | None = None
 ) -> list[dict[str, Any]]:
-    """The arguments of `prime_rl`'s `TrainingSample`, one dict a sample; `routed_experts` are those of its own struct.
+    """The arguments of `prime_rl`'s `TrainingSample`, one dict per sample. `routed_experts` are those of its struct.
 
-    prime-rl divides its logits by the temperature that replies were sampled at. It is taken from the samples, unless
+    prime-rl divides its logits by the temperature that replies were sampled at. The samples have it, unless
     `temperature` is given: one for all, or one for each turn by its id.
     """
     return [row(sample, env_name, temperature) for sample in fitted(samples, FORM)]
@@ -54,15 +54,15 @@ def row(sample: Sample, env_name: str, temperature: Temperatures | None = None) 
     }
     if experts is None:
         return fields
-    # The last token was never fed; prime-rl wants a row for it all the same, and has zeros there itself.
+    # The last token was never fed. prime-rl still needs a row for it, and has zeros there itself.
     whole = np.concatenate([experts, np.zeros((1, *experts.shape[1:]), np.int32)])
     return {**fields, "routed_experts": {"data": whole.tobytes(), "shape": list(whole.shape), "dtype": "int32"}}
 
 
 def _temperatures(sample: Sample, given: Temperatures | None) -> npt.NDArray[np.float64]:
-    """The temperature of each trained token, also at all tokens since the trained ones before it.
+    """The temperature of each trained token, also at the other tokens since the trained ones before it.
 
-    prime-rl divides the logits at a token by the temperature there, and they are those of the next token.
+    prime-rl divides the logits at a token, which predict the next token, by the temperature there.
     """
     values = np.ones(len(sample.ids))
     done = 0

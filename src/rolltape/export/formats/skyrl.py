@@ -21,7 +21,7 @@ FORM = Form(
     },
 )
 
-_COLUMNS = {  # of `GeneratorOutput`, by what a row calls them
+_COLUMNS = {  # of `GeneratorOutput`, by their names in a row
     "prompt_token_ids": "prompt_token_ids",
     "response_ids": "response_ids",
     "reward": "rewards",
@@ -34,7 +34,7 @@ _COLUMNS = {  # of `GeneratorOutput`, by what a row calls them
 
 
 def generator_output(samples: Iterable[Sample], *, logprobs: bool = True) -> dict[str, list[Any] | None]:
-    """The columns of a `GeneratorOutput`, in the form that step-wise training takes: a row for each sample.
+    """The columns of a `GeneratorOutput`, in the form for step-wise training: a row for each sample.
 
     Samples of one rollout follow each other. `trajectory_ids` are dicts, the arguments of SkyRL's `TrajectoryID`.
     """
@@ -45,7 +45,7 @@ def generator_output(samples: Iterable[Sample], *, logprobs: bool = True) -> dic
 
 
 def columns(given: Sequence[dict[str, Any]]) -> dict[str, list[Any] | None]:
-    """Rows as columns; without logprobs in all rows there is no such column."""
+    """Rows as columns. Logprobs are a column only if all rows have them."""
     found: dict[str, list[Any] | None] = {name: [row[key] for row in given] for key, name in _COLUMNS.items()}
     if any(row["rollout_logprobs"] is None for row in given):
         found["rollout_logprobs"] = None

@@ -1,4 +1,4 @@
-"""Samples for slime: the dicts that its `Sample.from_dict` takes, and the hook that hands it our advantages."""
+"""Samples for slime: the dicts for its `Sample.from_dict`, and the hook that gives it our advantages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -26,9 +26,9 @@ FORM = Form(
 
 
 def slime_samples(samples: Iterable[Sample], *, logprobs: bool = True) -> list[dict[str, Any]]:
-    """What `slime.utils.types.Sample.from_dict` takes, one dict a sample.
+    """The arguments of `slime.utils.types.Sample.from_dict`, one dict per sample.
 
-    `logprobs=False` leaves `rollout_log_probs` out, as slime allows where it computes the old logprobs itself.
+    `logprobs=False` leaves `rollout_log_probs` out, which slime allows if it computes the old logprobs itself.
     """
     return list(rows(fitted(samples, FORM.carrying(logprobs=logprobs)), logprobs=logprobs))
 
@@ -45,18 +45,18 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def rows(samples: Sequence[Sample], *, logprobs: bool = True) -> Iterator[dict[str, Any]]:
-    """The dicts of samples that fit, as plain lists but for the routed experts.
+    """The dicts of samples that fit, as plain lists except for the routed experts.
 
-    If one has kept ids, all have; a token without is one that was sampled among all ids, or not sampled.
+    If one sample has kept ids, all get the fields. A token without kept ids was sampled among all ids, or not sampled.
     """
     groups: dict[str, int] = {}
     rollouts: dict[tuple[str, int], int] = {}
-    # slime looks at the first sample to know whether all have them.
+    # slime assumes that all samples have them if the first one has.
     experts: Sequence[Experts | None] = all_routed_experts(samples) or [None] * len(samples)
     with_kept_ids = any(KEPT_IDS in sample.side for sample in samples)
     for index, (sample, routed) in enumerate(zip(samples, experts, strict=True)):
         yield {
-            # Numbers that are unique in one call, since slime wants integers; the ids are in the metadata.
+            # Numbers that are unique in one call, since slime needs integers. The ids are in the metadata.
             "group_index": groups.setdefault(sample.group, len(groups)),
             "index": index,
             # Siblings share it, so that slime's loss takes one mean over all tokens of the rollout.
@@ -86,7 +86,7 @@ def kept_ids(sample: Sample) -> dict[str, list[int]]:
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
-    """A row that JSON can hold."""
+    """A row as plain JSON values."""
     experts: Experts | None = row.get("rollout_routed_experts")
     return row if experts is None else {**row, "rollout_routed_experts": experts.tolist()}
 
@@ -103,7 +103,7 @@ def _response(sample: Sample, logprobs: bool) -> dict[str, Any]:
 
 
 def _weight_versions(sample: Sample) -> list[str]:
-    """The versions of trained tokens, in the order in which they first stand in the sample."""
+    """The versions of trained tokens, in order of first appearance."""
     used = dict.fromkeys(sample.version_index[sample.trained_mask].tolist())
     return list(dict.fromkeys(name for index in used if index >= 0 for name in sample.versions[index]))
 

@@ -22,9 +22,9 @@ FORM = Form(
 
 
 def datums(samples: Iterable[Sample], *, mask: bool = False) -> list[dict[str, Any]]:
-    """The fields of a `tinker.Datum` for each sample, for the losses that take logprobs and advantages.
+    """The fields of a `tinker.Datum` for each sample, for the losses that use logprobs and advantages.
 
-    `mask=True` adds the mask that tinker-cookbook keeps for its figures and removes before it calls the service.
+    `mask=True` adds the mask that tinker-cookbook uses for its metrics and removes before it calls the service.
     """
     return [row(sample, mask=mask) for sample in fitted(samples, FORM)]
 
@@ -34,7 +34,7 @@ def row(sample: Sample, *, mask: bool = False) -> dict[str, Any]:
     targets: dict[str, npt.NDArray[Any]] = {
         "target_tokens": sample.ids.astype(np.int64),
         "logprobs": logprobs_or_zero(sample).astype(np.float32),
-        # Zero where nothing trains: these losses know no other mask.
+        # Zero where nothing trains: these losses have no other mask.
         "advantages": advantages_or_zero(sample),
         **({"mask": sample.trained_mask.astype(np.float32)} if mask else {}),
     }

@@ -27,7 +27,7 @@ FORM = Form(
 def rollout_result(samples: Iterable[Sample]) -> dict[str, list[Any]]:
     """The dict that a `rollout_func` returns: one sample for each prompt, in the order of the prompts.
 
-    Beyond what TRL asks for it holds `reward`, `advantage`, `loss_weight` and ids, which TRL hands to reward functions.
+    Besides TRL's own fields it has `reward`, `advantage`, `loss_weight` and ids, which TRL passes to reward functions.
     """
     chosen = fitted(samples, FORM)
     first: dict[tuple[str, int], str] = {}
@@ -52,7 +52,7 @@ def row(sample: Sample) -> dict[str, Any]:
         "completion_ids": sample.ids[start:].tolist(),
         "logprobs": _logprobs(sample)[start:],
         "env_mask": sample.trained_mask[start:].astype(np.int8).tolist(),
-        # One that is no finite number would spoil the baseline of its group.
+        # A reward that is not finite would spoil the baseline of its group.
         "reward": sample.reward if sample.reward is not None and math.isfinite(sample.reward) else None,
         "advantage": sample.advantage,
         "loss_weight": sample.loss_weight,
@@ -63,7 +63,7 @@ def row(sample: Sample) -> dict[str, Any]:
 
 
 def _logprobs(sample: Sample) -> list[float | None]:
-    """The engine's on trained tokens, None where it gave none; 0 on all others, as TRL has it on tool results."""
+    """The engine's logprobs on trained tokens, or None if missing. Others have 0, as in TRL's tool results."""
     values: list[float | None] = logprobs_or_zero(sample).tolist()
     for at in np.flatnonzero(sample.trained_mask & ~np.isfinite(sample.logprobs)):
         values[at] = None

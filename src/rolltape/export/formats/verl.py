@@ -51,9 +51,9 @@ def data_proto_fields(
     logprobs: bool = True,
     versions: Sequence[str] = (),
 ) -> DataProtoFields:
-    """What `DataProto.from_dict` takes: prompts padded on the left, responses on the right, a row a sample.
+    """The arguments of `DataProto.from_dict`: prompts padded on the left, responses on the right, a row per sample.
 
-    `logprobs=False` leaves `rollout_log_probs` out; `versions` are the run's, where they do not spell integers.
+    `logprobs=False` leaves `rollout_log_probs` out. `versions` are the run's versions, needed if they are no integers.
     """
     chosen = fitted(samples, FORM.carrying(logprobs=logprobs))
     tensors = arrays(
@@ -122,7 +122,7 @@ def _ids(
 
 
 def identities(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """What goes beside the tensors: `uid` is the group, and there are steps if every sample has a version."""
+    """The columns beside the tensors: `uid` is the group, and there are steps if every sample has a version."""
     numbers = VersionNumbers(versions)
     bounds = [bound for bound in map(numbers.bounds, samples) if bound is not None]
     columns = {
@@ -138,7 +138,7 @@ def identities(samples: Sequence[Sample], versions: Sequence[str] = ()) -> dict[
 
 
 def _score(sample: Sample) -> npt.NDArray[np.float32]:
-    """The reward at the last trained token: verl's estimators over tokens pass over what is not in the mask."""
+    """The reward at the last trained token: verl's estimators over tokens skip what is not in the mask."""
     scores = np.zeros(len(sample.ids), dtype=np.float32)
     trained = np.flatnonzero(sample.trained_mask)
     scores[trained[-1] if len(trained) else -1] = sample.reward
