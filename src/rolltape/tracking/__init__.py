@@ -1,4 +1,4 @@
-"""Send a few traces and a summary of each step to a tracker, from a training loop, a batch or a run on disk.
+"""Sends a few traces and a summary of each step to a tracker, from a training loop, a batch or a run on disk.
 
 with rolltape.tracking.trackio_sink(project="sums") as sink:
     rolltape.tracking.show_batch(sink, batch, tokenizer, split="train", step=3)

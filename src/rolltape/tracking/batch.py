@@ -1,4 +1,4 @@
-"""Convert a trainer's padded batch to traces and a summary: a run of the loss mask is a reply."""
+"""Converts a trainer's padded batch to traces and a summary. Each run of trained tokens in the loss mask is a reply."""
 
 import asyncio
 from collections import Counter
@@ -21,7 +21,7 @@ Segments = Sequence[Sequence[int]]  # of token ids
 
 
 def show_batch(sink: Sink, batch: Batch, tokenizer: Any, *, split: str, step: int, run: str = "batch") -> bool:
-    """Copy a padded batch to the host and let the sink decode what it shows of it; False: it was dropped.
+    """Copy a padded batch to the host, where the sink decodes what it shows. Return False if it was dropped.
 
     Example:
 
@@ -41,7 +41,7 @@ def traces_from_batch(
     """Convert a padded batch to traces and a summary. `pick` chooses which rows are decoded; by default all are.
 
     A table holds `input_ids`, `loss_mask`, and optionally `attention_mask`, `logprobs`, `versions` and `rewards`. A
-    batch is a table, or a list of tables. None, alone or in the list, is one that was rejected; these are counted.
+    batch is a table, or a list of tables. None, alone or in the list, is a rejected table; these are counted.
 
     Example:
 
@@ -54,7 +54,7 @@ def traces_from_batch(
 async def traces_from_batch_async(
     batch: Batch, tokenizer: Any, *, split: str, step: int, run: str = "batch", pick: Pick | None = None
 ) -> ShownStep:
-    """As `traces_from_batch`, decoding on another thread. Tensors are copied before it first waits."""
+    """As `traces_from_batch`, but texts are decoded on another thread. Tensors are copied before the first await."""
     held = copy_to_host(batch)
     return await asyncio.to_thread(_shown_step, held, tokenizer, split=split, step=step, run=run, pick=pick)
 
@@ -116,7 +116,7 @@ def _trace(row: Row, segments: Sequence[tuple[int, int, str]], split: str, step:
 
 
 def _steps(row: Row, segments: Sequence[tuple[int, int, str]]) -> Iterator[TraceStep]:
-    """A step per reply, with the context before it; context after the last reply is a step without one."""
+    """A step per reply, with the context before it. Context after the last reply is a step without a reply."""
     index = kept = 0
     prompt: list[Any] = []
     for start, stop, text in segments:
@@ -175,7 +175,7 @@ def _summary(rows: Sequence[Row], rejected: int) -> StepSummary:
 
 
 def _replies(row: Row) -> int:
-    """How many runs the loss mask has."""
+    """How many runs of trained tokens the loss mask has."""
     return int(np.count_nonzero(np.diff(np.concatenate([[False], row.trained_mask]).astype(np.int8)) == 1))
 
 
@@ -185,7 +185,7 @@ def _row_id(row: Row, split: str, step: int) -> str:
 
 
 def decode_segments(tokenizer: Any, segments: Segments) -> list[str]:
-    """The text of each segment, special tokens included. One that the tokenizer refuses is spelled as its numbers."""
+    """The text of each segment, special tokens included. A segment that the tokenizer refuses is shown as numbers."""
     decode = _decoder(tokenizer)
     try:
         return decode(segments)

@@ -1,4 +1,4 @@
-"""Which few of a step's rollouts are shown; the choice does not depend on the order in which they ended."""
+"""Chooses which few rollouts of a step are shown. The choice does not depend on the order in which they ended."""
 
 import enum
 import math
@@ -34,7 +34,7 @@ Pick = Callable[[str, int, Sequence[Candidate]], list[int]]
 
 
 def chosen(candidates: Sequence[Candidate], limit: int, choice: Choice | str = Choice.FIRST) -> list[int]:
-    """The positions of at most `limit` candidates, in ascending order; none if it is 0 or less."""
+    """The positions of at most `limit` candidates, in ascending order. Empty if `limit` is 0 or less."""
     everyone = list(range(len(candidates)))
     how = Choice(choice)
     if limit <= 0 or len(candidates) <= limit or how is Choice.FIRST:

@@ -1,7 +1,7 @@
 """Rollouts as OpenTelemetry spans under its conventions for generative AI: rollout, then turns, then their tools.
 
-A rollout is an `invoke_agent` span, a turn a `chat` span, a tool call an `execute_tool` span. What the conventions have
-no name for is under `rolltape.`. OpenTelemetry and MLflow both show these spans.
+A rollout is an `invoke_agent` span, a turn a `chat` span, a tool call an `execute_tool` span. Attributes that the
+conventions do not define are under `rolltape.`. OpenTelemetry and MLflow both show these spans.
 """
 
 import time
@@ -38,8 +38,8 @@ Attributes = dict[str, Any]
 def rollout_spans(shown: ShownStep, trace: Trace, resource: Resource, name: str) -> list[ReadableSpan]:
     """The spans of a rollout, the rollout itself first.
 
-    Ids follow from `name`, the run's name on the tracker, and the rollout's id: spans that are sent again have the
-    ids that they had.
+    Ids follow from `name`, the run's name on the tracker, and the rollout's id. So spans that are sent again have the
+    same ids.
     """
     spans = trace_spans(trace)
     times = _times(spans)
@@ -247,10 +247,10 @@ def _json(value: Any) -> str:
 
 
 def _times(spans: Sequence[RolloutSpan]) -> dict[str, tuple[int, int]]:
-    """Start and end of each span in nanoseconds, "" being the rollout; every span needs them.
+    """Start and end of each span in nanoseconds, with "" for the rollout. Every span needs them.
 
-    A tool has the time from the reply that calls it to the next request. What has no time at all gets that of the span
-    before it, or now.
+    A tool has the time from the reply that calls it to the next request. A span without any time gets that of the span
+    before it, or the current time.
     """
     turns = [span for span in spans if span.kind is not RolloutSpanKind.TOOL]
     following = dict(zip((span.id for span in turns), turns[1:], strict=False))
@@ -270,7 +270,7 @@ def _times(spans: Sequence[RolloutSpan]) -> dict[str, tuple[int, int]]:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """As a span has it; a float of seconds is exact to about a microsecond."""
+    """Seconds as a span's nanoseconds. A float of seconds is exact to about a microsecond."""
     return round(seconds * 1e6) * 1000
 
 

@@ -27,7 +27,7 @@ def jsonl_sink(path: str | os.PathLike[str], **options: Unpack[OutboxOptions]) -
 
 
 class JsonlTracker:
-    """Appends a line per step, and flushes each."""
+    """Appends a line per step, and flushes after each."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)

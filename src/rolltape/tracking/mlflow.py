@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
     from opentelemetry.sdk.trace import ReadableSpan
 
-_KEY_TAG = "rolltape.key"  # by which a run is found again
-_MOST_METRICS = 1000  # that one request may have
+_KEY_TAG = "rolltape.key"  # the tag to find a run by
+_MOST_METRICS = 1000  # limit of one request
 _LONGEST_VALUE = 8000  # characters of a trace's metadata
-# It sends telemetry, and fetches prices of models from the network when it stores a span, unless these say otherwise.
+# Without these, it sends telemetry, and fetches prices of models from the network when it stores a span.
 _STAYS_HERE = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_MODEL_CATALOG_URI": ""}
-# Parts of mlflow that its documentation does not list: its public functions would log to the address that is current
-# in this process, with trace ids of their own.
+# Parts of mlflow that its documentation does not list. Its public functions would log to the current address of this
+# process, with their own trace ids.
 _PRIVATE = {"mlflow.tracing.client": ("TracingClient.start_trace", "TracingClient.log_spans")}
 
 
@@ -39,9 +39,9 @@ def mlflow_sink(
     tracking_uri: str | None = None,
     **options: Unpack[OutboxOptions],
 ) -> Outbox:
-    """A sink into the MLflow run `run_id`, by default the caller's active one; with `experiment`, into its own run.
+    """A sink into the MLflow run `run_id`, by default the caller's active run; with `experiment`, into a separate run.
 
-    `tracking_uri` is MLflow's address: by default the current one. A run of its own continues one of the same name.
+    `tracking_uri` is MLflow's address, by default the current one. A separate run continues a run of the same name.
 
     Example:
 
@@ -68,17 +68,17 @@ class MlflowRunTracker:
         self._run = self._client.get_run(run_id)
 
     def holds(self, split: str, step: int) -> bool:
-        """Always False: what the run holds is up to its owner."""
+        """Always False: the caller owns the run."""
         return False
 
     def put(self, shown: ShownStep) -> None:
-        """Log the traces of a step, then its metrics: a step whose metrics are there is complete."""
+        """Log the traces of a step, then its metrics, so that a step with metrics is complete."""
         from mlflow.entities import Metric
 
         for trace in shown.traces:
             self._put_trace(shown, trace)
         now = int(time.time() * 1000)
-        # The metric by which a step is found comes last.
+        # The metric that identifies a complete step comes last.
         named = sorted(step_metrics(shown).items(), key=lambda one: parse_count_metric(one[0]) is not None)
         metrics = [Metric(_metric_name(name), value, now, shown.step) for name, value in named]
         for start in range(0, len(metrics), _MOST_METRICS):
@@ -88,7 +88,7 @@ class MlflowRunTracker:
         """Do nothing: the run is the caller's."""
 
     def _put_trace(self, shown: ShownStep, trace: Trace) -> None:
-        """Log a rollout under an id that follows from it: logged again, it takes its own place."""
+        """Log a rollout under an id that follows from it. If it is logged again, it replaces itself."""
         from mlflow.entities import TraceInfo, TraceLocation, TraceState
         from opentelemetry.sdk.resources import Resource
 
@@ -147,13 +147,13 @@ class MlflowTracker(MlflowRunTracker):
 
 
 def _own_run(experiment: str, name: str, tracking_uri: str | None) -> "MlflowRun":
-    """The run of that name, made if there is none."""
+    """The run of that name. It is made if there is none."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=tracking_uri)
     there = client.get_experiment_by_name(experiment)
     experiment_id = client.create_experiment(experiment) if there is None else there.experiment_id
-    key = digest_of("mlflow", name).hex()  # a filter has no way to write some names
+    key = digest_of("mlflow", name).hex()  # some names cannot be written in a filter
     for run in client.search_runs([experiment_id], f"tags.`{_KEY_TAG}` = '{key}'", max_results=1):
         client.update_run(run.info.run_id, status="RUNNING")
         return run
@@ -172,7 +172,7 @@ def _active_run() -> str:
 
 
 def _mlflow_span(span: "ReadableSpan", trace_id: str) -> Any:
-    """A span as MLflow stores it: attributes are JSON, one of them names the trace."""
+    """A span as MLflow stores it: attributes are JSON, and one of them is the trace id."""
     from mlflow.entities import Span
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -194,7 +194,7 @@ def _mlflow_span(span: "ReadableSpan", trace_id: str) -> Any:
 
 
 def _assessments(trace: Trace, trace_id: str) -> "list[Assessment]":
-    """The reward and its terms as feedback. A value that is not finite is text: MLflow's JSON cannot hold it."""
+    """The reward and its terms as feedback. A value that is not finite becomes text: MLflow's JSON cannot hold it."""
     from mlflow.entities import AssessmentSource, Feedback
 
     source = AssessmentSource(source_type="CODE", source_id="rolltape")
@@ -208,7 +208,7 @@ def _assessments(trace: Trace, trace_id: str) -> "list[Assessment]":
 
 
 def _metric_name(name: str) -> str:
-    """The name with what MLflow refuses in it replaced: a reward term may have any name."""
+    """The name without characters that MLflow refuses. A reward term may have any name."""
     return normpath(re.sub(r"[^/\w.\- :]", "_", name))
 
 
@@ -222,7 +222,7 @@ def _text(value: Any) -> str:
 
 
 def _import_mlflow() -> None:
-    """Import mlflow, kept from asking other machines, and check that it has the parts that are used here."""
+    """Import mlflow without requests to other machines, and check that it has the parts that are used here."""
     for variable, value in _STAYS_HERE.items():
         os.environ.setdefault(variable, value)
     import_package("mlflow", extra="mlflow", private=_PRIVATE)

@@ -1,4 +1,4 @@
-"""The trackers: their sinks for Python, and how each is opened as a user spells it, such as `wandb:PROJECT`."""
+"""The trackers: their sinks for Python, and how each is opened from a text such as `wandb:PROJECT`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from rolltape.tracking.wandb import WandbTracker, wandb_sink
 # `rolltape.tracking` exports these.
 __all__ = ["jsonl_sink", "mlflow_sink", "otel_sink", "tensorboard_sink", "trackio_sink", "wandb_sink"]
 
-# By kind: what its place is called, and how it is opened there, given the run's name and a folder to remember in.
+# By kind: the name of its place, and how to open it there, given the run's name and a folder for its records.
 _KINDS: dict[str, tuple[str, Callable[[str, str, Path], Tracker]]] = {
     "wandb": ("PROJECT", lambda project, name, memory: WandbTracker(project, name)),
     "mlflow": ("EXPERIMENT", lambda experiment, name, memory: MlflowTracker(experiment, name)),
@@ -27,9 +27,9 @@ FORMS = ", ".join(f"{kind}:{place}" for kind, (place, _) in _KINDS.items()) + ",
 
 
 def open_tracker(to: str, *, name: str, memory: Path) -> Tracker:
-    """Open the tracker that `to` spells; `name` is the run's name there.
+    """Open the tracker that `to` names. `name` is the run's name there.
 
-    `memory` is a folder for a tracker that cannot be asked what it holds to remember what it was sent.
+    `memory` is a folder for records of what was sent, for trackers that cannot be queried.
     """
     kind, colon, place = to.partition(":")
     if not colon and to.endswith(".jsonl"):

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span per step with its figures, and spans of its rollouts, sent to a collector by OTLP over HTTP."""
+"""OpenTelemetry: a span per step with its metrics, and spans of its rollouts, sent to a collector by OTLP over HTTP."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _PATH = "/v1/traces"
 
 
 def otel_sink(url: str, *, name: str, **options: Unpack[OutboxOptions]) -> Outbox:
-    """A sink that sends spans to a collector; `name` is the run's name there.
+    """A sink that sends spans to a collector. `name` is the run's name there.
 
     Headers, certificates and time limits are those of OpenTelemetry's environment variables, such as
     `OTEL_EXPORTER_OTLP_HEADERS`. Example:
@@ -30,9 +30,9 @@ def otel_sink(url: str, *, name: str, **options: Unpack[OutboxOptions]) -> Outbo
 
 
 class OtelTracker:
-    """Sends each step in one request. A collector cannot be asked what it holds: `sent` is a file that remembers it.
+    """Sends each step in one request. A collector cannot be queried, so the file `sent` records what was sent.
 
-    Without that file, or where it was deleted, a step is sent again with the ids that its spans had.
+    Without that file, a step is sent again, and its spans have the same ids.
     """
 
     def __init__(self, url: str, name: str, sent: Path | None = None) -> None:
@@ -42,7 +42,7 @@ class OtelTracker:
 
         self._url = _traces_url(url)
         self._name = name
-        # What the environment says of the resource counts; the service name is what most pages list.
+        # Resource attributes of the environment count. Most pages list the service name.
         given = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "rolltape", "rolltape.run": name}
         self._resource = Resource.create(given)
         self._exporter = OTLPSpanExporter(endpoint=self._url)
@@ -81,7 +81,7 @@ class OtelTracker:
 
 
 def _traces_url(url: str) -> str:
-    """Where spans are posted to, given a collector's address with or without that path."""
+    """The URL to post spans to, for a collector's address with or without the path."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise SinkError(f"otel: {url!r} is no address; give one such as http://127.0.0.1:4318")
@@ -90,7 +90,7 @@ def _traces_url(url: str) -> str:
 
 
 def _read_sent(path: Path, key: tuple[str, str]) -> set[tuple[str, int]]:
-    """The steps that were sent to an address under a name; an incomplete last line counts as none."""
+    """The steps that were sent to an address under a name. An incomplete last line is ignored."""
     held = set()
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:

@@ -1,4 +1,4 @@
-"""Copy padded batches to the host, one copy per tensor of any library and device, and iterate over their rows."""
+"""Copies padded batches to the host, one copy per tensor of any library and device, and iterates over their rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rolltape.errors import MisalignedError, RecordError
 from rolltape.records.jsonable import shown
 
-# One table of tensors, or a list of them; None stands for one that was rejected.
+# One table of tensors, or a list of them. None means a rejected table.
 Batch = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 
 _PER_TOKEN = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions")
@@ -17,9 +17,9 @@ _WHOLE_NUMBERS = ("input_ids", "versions")
 
 
 class HostTable(NamedTuple):
-    """Columns of sequences × tokens on the host, all of one shape, that nobody else writes to."""
+    """Columns of sequences × tokens on the host, all of one shape, as private copies."""
 
-    entry: int  # its place in the batch, rejected ones counted
+    entry: int  # its place in the batch, with rejected ones counted
     columns: dict[str, npt.NDArray[Any]]
     rewards: tuple[float | None, ...]  # None: the batch has none, or not for that sequence
 
@@ -73,7 +73,7 @@ def _table(given: Mapping[str, Any], entry: int) -> HostTable:
     where = f"batch entry {entry}"
     if not isinstance(given, Mapping):
         raise RecordError(f"{where} is {shown(given)}; give a table of tensors, or None for one that was rejected")
-    if not len(given.keys()):  # the truth of a TensorDict is not whether it is empty
+    if not len(given.keys()):  # bool() of a TensorDict does not tell whether it is empty
         return HostTable(entry, {"input_ids": np.empty((0, 0), np.int64)}, ())
     for name in ("input_ids", "loss_mask"):
         if given.get(name) is None:
@@ -110,9 +110,9 @@ def _rewards(tensor: Any, rows: int, where: str) -> tuple[float | None, ...]:
 
 
 def _host_copy(tensor: Any, where: str) -> npt.NDArray[Any]:
-    """A tensor of torch, numpy or anything that converts, as an array of its own. bfloat16 becomes float32."""
+    """A tensor of torch, numpy or anything that converts, as a private array. bfloat16 becomes float32."""
     if hasattr(tensor, "detach"):
-        # Also of a tensor that is on the host already: the caller may go on writing to that.
+        # Also copy a tensor that is on the host already: the caller may still write to it.
         tensor = tensor.detach().to("cpu", copy=True)
         # numpy has no bfloat16.
         return np.asarray((tensor.float() if "bfloat16" in str(tensor.dtype) else tensor).numpy())

@@ -1,4 +1,4 @@
-"""Push the steps of a run to a tracker, each once it has settled, while the run grows or afterwards."""
+"""Pushes the steps of a run to a tracker, each once it has settled, while the run grows or afterwards."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Settled(NamedTuple):
 
 
 def split_of(source: str | None, default: str = "train") -> str:
-    """The split that a source names; `default` if it names none."""
+    """The split that a source names, or `default` if it names none."""
     return split_in(source) or default
 
 
@@ -60,7 +60,7 @@ def settled_steps(
 
 
 def being_collected(run: Run, default_split: str = "train") -> set[StepKey]:
-    """The steps that a living process is collecting: it recorded that it began, and not yet that it ended."""
+    """The steps that a live process is collecting: it recorded that it began, and not yet that it ended."""
     alive = run.writers()
     collecting: dict[tuple[str, StepKey], bool] = {}
     events = [*run.remarks(EventKind.COLLECT), *run.remarks(EventKind.COLLECTED)] if alive else []
@@ -80,7 +80,7 @@ def show_step(
     policy: CutPolicy | str = "exact",
     view_url: str | None = None,
 ) -> bool:
-    """Let the sink read a step from the tape when its turn comes. Returns False if the sink dropped it.
+    """Queue a step, which the sink reads from the tape later. Return False if the sink dropped it.
 
     With `view_url`, the address that `rolltape view` prints, every rollout links to its page there. Example:
 
@@ -112,7 +112,7 @@ class PushedStep(NamedTuple):
 
 
 class Push:
-    """Pushes steps that have settled and were not pushed yet. It blocks and raises, so a training should not use it."""
+    """Pushes steps that have settled and were not pushed yet. It blocks and raises: do not use it while training."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Push:
         self._wanted = wanted
         self._view_url = view_url
         self._done: set[StepKey] = set()
-        self.waiting: dict[StepKey, int] = {}  # steps that have not settled, and how many rollouts run; 0: more follow
+        self.waiting: dict[StepKey, int] = {}  # unsettled steps and their running rollouts; 0: more will come
 
     def round(self, *, follow: bool) -> Iterator[PushedStep]:
         """Push what can be pushed now. With `follow`, a step waits for as long as it may still grow."""
@@ -168,7 +168,7 @@ def _shown_step(
 ) -> ShownStep:
     """Summarize the counted try of each rollout, loaded one at a time.
 
-    First attempts come first, then by task: an order that does not depend on when a rollout began or ended.
+    They are ordered by attempt, then by task, so the order does not depend on when a rollout began or ended.
     """
     counted = sorted(counted_tries(rows), key=lambda row: (row.head.attempt, row.head.task_id or "", row.id))
     candidates = [Candidate(f"{row.id}.{row.head.try_index}", row.outcome.reward) for row in counted]

@@ -1,4 +1,4 @@
-"""Sinks take steps from a training loop to a tracker, on a thread of their own and through a bounded queue."""
+"""Sinks send steps from a training loop to a tracker, through a bounded queue and on a separate thread."""
 
 import atexit
 import contextvars
@@ -32,16 +32,16 @@ class Sink(Protocol):
     """Takes steps from a trainer. None of its calls raises, and none but `close` waits."""
 
     def put(self, given: ShownStep | Deferred) -> bool:
-        """Take a step to be shown; False: it was dropped, and counted."""
+        """Queue a step to be shown. Return False if it was dropped, which is counted."""
         ...
 
     def close(self, timeout_s: float = 30.0) -> "DeliveryReport":
-        """Deliver what waits, for at most `timeout_s`, and report what became of all steps."""
+        """Deliver the waiting steps, for at most `timeout_s`, and report what happened to all steps."""
         ...
 
 
 class Tracker(Protocol):
-    """A place where steps are shown. One thread calls it; it may be slow, and may raise."""
+    """A place where steps are shown. One thread calls it. It may be slow, and may raise."""
 
     def holds(self, split: str, step: int) -> bool:
         """Whether the step was there before this process opened the tracker."""
@@ -52,16 +52,16 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Write out what is left. Raises if the tracker did not keep all that it was given."""
+        """Write what is left. Raises if the tracker did not store all that it was given."""
         ...
 
 
 class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the steps that were put; the other counts add up to `put`."""
+    """What happened to the steps that were put. The other counts add up to `put`."""
 
     put: int = 0
     delivered: int = 0
-    held: int = 0  # the tracker had the step before this process opened it, and was not given it again
+    held: int = 0  # the tracker had the step before this process opened it, so it was not sent again
     dropped: int = 0  # the queue was full, or the sink closed
     failed: int = 0  # the tracker raised, or the step could not be built
     unsent: int = 0  # still waiting, or under way
@@ -73,7 +73,7 @@ class DeliveryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboxOptions(TypedDict, total=False):
-    """What every sink takes: how many traces of a step are shown, which, and how many steps may wait."""
+    """The options of every sink: how many traces of a step are shown, which, and how many steps may wait."""
 
     max_traces_per_step: int
     choice: Choice | str
@@ -81,7 +81,7 @@ class OutboxOptions(TypedDict, total=False):
 
 
 class Outbox:
-    """A sink for any tracker. It neither raises nor waits; steps that find the queue full are dropped and counted."""
+    """A sink for any tracker. It neither raises nor waits. Steps are dropped and counted if the queue is full."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Outbox:
             return DeliveryReport(**self._counts, unsent=unsent, errors=tuple(self._errors.values()))
 
     def put(self, given: ShownStep | Deferred) -> bool:
-        """Queue a step; False: it was dropped."""
+        """Queue a step. Return False if it was dropped."""
         with self._changed:
             self._counts["put"] += 1
             refusal = self._refusal()
@@ -130,7 +130,7 @@ class Outbox:
         return False
 
     def close(self, timeout_s: float = 30.0) -> DeliveryReport:
-        """Deliver what waits, for at most `timeout_s`. What could not be delivered is reported, and logged."""
+        """Deliver the waiting steps, for at most `timeout_s`. Steps that were not delivered are reported and logged."""
         atexit.unregister(self.close)
         with self._changed:
             self._closing = True
@@ -146,7 +146,7 @@ class Outbox:
         return delivery
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the thread and what waits are the parent's, and the lock is as it happened to be."""
+        """In a forked child: the thread and waiting steps belong to the parent, and the lock may be in any state."""
         atexit.unregister(self.close)
         self._changed = threading.Condition()
         self._waiting.clear()
@@ -181,7 +181,7 @@ class Outbox:
             self._report("ended", f"the tracker ended with {_error_text(error)}")
 
     def _wait_for_step(self) -> bool:
-        """Wait until a step is queued; False: there will be no more."""
+        """Wait until a step is queued. Return False if there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return bool(self._waiting) and not self._abandoned
@@ -221,7 +221,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def import_package(name: str, *, extra: str, private: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
-    """Import what a tracker needs, and check that it has the `private` names that are used, by module."""
+    """Import a tracker's package, and check that it has the `private` names that are used, by module."""
     package = import_extra(name, extra, what=f"the tracker {extra}", missing=MissingTracker)
     try:
         for module, names in private.items():

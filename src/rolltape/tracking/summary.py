@@ -1,4 +1,4 @@
-"""Summarize the rollouts of one split at one step, and name the numbers of a summary as trackers plot them."""
+"""Summarizes the rollouts of one split at one step, and names the numbers of a summary as metrics."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ _LENGTHS = ("turns", "sampled_tokens", "trained_tokens", "context_tokens")
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """The distribution of the finite ones among some numbers."""
+    """The distribution of the finite values among some numbers."""
 
     count: int
     mean: float
@@ -68,7 +68,7 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTally:
-    """Adds rollouts to a summary one at a time, and keeps only numbers of them.
+    """Adds rollouts to a summary one at a time, and keeps only their numbers.
 
     `versions` are the weight versions of the run in their order.
     """
@@ -132,7 +132,7 @@ class StepTally:
 
 
 def compute_spread(values: Iterable[float]) -> Spread | None:
-    """The spread of the finite values; None: there are none."""
+    """The spread of the finite values, or None if there are none."""
     finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
     if not len(finite):
         return None
@@ -149,13 +149,13 @@ def compute_spread(values: Iterable[float]) -> Spread | None:
 
 
 def compute_staleness(tokens: Mapping[int, int]) -> dict[int, int]:
-    """Tokens by how far their version is behind the newest, given tokens by the place of their version in the order."""
+    """Tokens by how far their version is behind the newest. `tokens` are by the place of their version in the order."""
     newest = max(tokens, default=0)
     return {newest - place: count for place, count in sorted(tokens.items(), reverse=True)}
 
 
 def _trained_versions(made: Linearized) -> Counter[str]:
-    """The trained tokens of each weight version; where a token lies between two versions, the older counts."""
+    """The trained tokens of each weight version. If a token lies between two versions, the older one counts."""
     segments = {turn.id: turn.facts.segments for turn in made.rollout.turns}
     counts: Counter[str] = Counter()
     for entry in made.ledger.entries:
@@ -176,7 +176,7 @@ def step_metrics(shown: ShownStep) -> dict[str, float]:
 
 
 def parse_count_metric(metric: str) -> str | None:
-    """The split of a metric that counts rollouts, which every step has; None: it is another metric."""
+    """The split of a metric that counts rollouts, which every step has, or None if it is another metric."""
     return metric.removesuffix(_COUNT) if metric.endswith(_COUNT) else None
 
 

@@ -45,7 +45,7 @@ class TensorboardTracker:
 
     @cached_property
     def _writer(self) -> "EventFileWriter":
-        """A file of its own for each process that has something to write."""
+        """The writer of this process, with its own file, made at the first write."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         return EventFileWriter(str(self._folder))
@@ -71,7 +71,7 @@ class TensorboardTracker:
 
 
 def _markdown(shown: ShownStep, trace: Trace) -> str:
-    """A trace as TensorBoard's text page shows it: metadata, then the conversation as it is."""
+    """A trace for TensorBoard's text page: metadata, then the conversation as it is."""
     about = [f"- {name}: {value}" for name, value in trace_metadata(shown, trace).items()]
     indented = "\n".join(f"    {line}" for line in trace_text(trace).splitlines())
     return "\n".join(about) + "\n\n" + indented

@@ -1,6 +1,6 @@
 """What every tracker shows of a rollout: its messages, a span per step and tool call, metadata, and its page.
 
-Each tracker's own module converts this to the tracker's types, and adds nothing to it.
+Each tracker's module only converts this to the tracker's types.
 """
 
 import enum
@@ -37,7 +37,7 @@ class RolloutSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A step of a rollout, or a tool call of its reply. A field is None where it is not known."""
 
     id: str
-    parent_id: str | None = None  # None: it lies directly under the rollout
+    parent_id: str | None = None  # None: it is directly under the rollout
     name: str
     kind: SpanKind
     failed: bool = False
@@ -80,9 +80,9 @@ def trace_text(trace: Trace) -> str:
 
 
 def trace_page(shown: ShownStep, trace: Trace) -> str | None:
-    """The address of a rollout in the viewer; None: the viewer's address is not known.
+    """The address of a rollout in the viewer, or None if the viewer's address is not known.
 
-    A key in the viewer's address is left out: a tracker may be read by others.
+    A key in the viewer's address is left out, because other people may read the tracker.
     """
     if shown.view_url is None:
         return None
@@ -92,7 +92,7 @@ def trace_page(shown: ShownStep, trace: Trace) -> str | None:
 
 
 def trace_metadata(shown: ShownStep, trace: Trace) -> Fields:
-    """Identity, outcome and lengths of a trace; what is not known is left out."""
+    """Identity, outcome and lengths of a trace, without unknown fields."""
     return without_empty(
         split=shown.split,
         step=trace.step,
@@ -132,14 +132,14 @@ def trace_scores(trace: Trace) -> dict[str, float]:
 
 
 def message_calls(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    """The tool calls of a message: the id of each, and what holds its name and arguments."""
+    """The tool calls of a message: the id of each, and the object with its name and arguments."""
     calls = message.get("tool_calls")
     objects = [one for one in (calls if isinstance(calls, list) else ()) if isinstance(one, Mapping)]
     return [(one.get("id"), one["function"] if isinstance(one.get("function"), Mapping) else one) for one in objects]
 
 
 def valid_text(text: str) -> str:
-    """The text with replacements for lone surrogates, which have no UTF-8."""
+    """The text with lone surrogates replaced, which have no UTF-8."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -220,7 +220,7 @@ def _tool_spans(step: TraceStep, later: TraceStep | None) -> Iterator[RolloutSpa
 
 
 def _call_result(results: list[Fields], call_id: Any, place: int) -> Fields | None:
-    """The result of a call: by its id, or by its place where results carry none."""
+    """The result of a call, by its id, or by its place if results have no ids."""
     by_id = [one for one in results if call_id is not None and one.get("tool_call_id") == call_id]
     if by_id:
         return by_id[0]

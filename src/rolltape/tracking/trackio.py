@@ -1,4 +1,4 @@
-"""Trackio: metrics and `trackio.Trace`s of each step, in a run of the caller or in one that stays on this machine."""
+"""Trackio: metrics and `trackio.Trace`s of each step, in the caller's run or in a run that stays on this machine."""
 
 import os
 from datetime import UTC, datetime
@@ -25,8 +25,8 @@ _INT_LIMIT = 2**63
 # Each of these makes trackio read or write on another machine.
 _ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID")
 
-# Private parts of trackio that are used here, since its public API cannot do the same. They are checked by name:
-# overriding a method that no longer exists would fail silently.
+# Private parts of trackio that are used here, because its public API cannot do the same. They are checked by name: to
+# override a method that no longer exists would fail silently.
 _PRIVATE = {
     "trackio.context_vars": ("current_run",),
     "trackio.run": ("Run._get_username",),
@@ -45,9 +45,9 @@ def trackio_sink(
     run: "Run | None" = None,
     **options: Unpack[OutboxOptions],
 ) -> Outbox:
-    """A sink into the trackio run `run`, by default the caller's current one; with `project`, into a run of its own.
+    """A sink into the trackio run `run`, by default the caller's current run; with `project`, into a separate run.
 
-    A run of its own stays on this machine, and continues one of the same name.
+    A separate run stays on this machine, and continues a run of the same name.
 
     Example:
 
@@ -67,7 +67,7 @@ class RunTracker:
         self._run = run
 
     def holds(self, split: str, step: int) -> bool:
-        """Always False: what the run holds is up to its owner."""
+        """Always False: the caller owns the run."""
         return False
 
     def put(self, shown: ShownStep) -> None:
@@ -108,7 +108,7 @@ class LocalTracker(RunTracker):
         self._given += 1
 
     def close(self) -> None:
-        """Finish the run; raises if its database holds less than was logged."""
+        """Finish the run. Raises if its database holds less than was logged."""
         from trackio.utils import TRACKIO_DIR, get_storage_mode
 
         self._run.finish()  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ class LocalTracker(RunTracker):
 
 
 def _spans(trace: Trace) -> list[Fields]:
-    """The spans of a trace as trackio's page reads them; what is not known is left out."""
+    """The spans of a trace in the form of trackio's page, without unknown fields."""
     return [
         without_empty(
             id=span.id,
@@ -147,11 +147,11 @@ def _iso_time(seconds: float | None) -> str | None:
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
     except (OverflowError, ValueError, OSError):
-        return None  # no clock gave that
+        return None  # not a valid time
 
 
 def _storable(value: Any) -> Any:
-    """A value that trackio's encoder takes: it drops a whole entry for one wide integer or lone surrogate."""
+    """A value that trackio's encoder accepts. It drops a whole entry for one wide integer or lone surrogate."""
     if isinstance(value, dict):
         return {_storable(key): _storable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -175,7 +175,7 @@ def _current_run() -> "Run":
 
 
 def _local_run(project: str, name: str | None) -> "Run":
-    """A run that stays on this machine; one of the same name is continued."""
+    """A run that stays on this machine. A run of the same name is continued."""
     for variable in _ELSEWHERE:
         if os.environ.get(variable):
             raise SinkError(

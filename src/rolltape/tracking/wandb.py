@@ -1,4 +1,4 @@
-"""Weights & Biases: metrics of each step and a table of its rollouts, in a run of the caller or in one of our own."""
+"""Weights & Biases: metrics of each step and a table of its rollouts, in the caller's run or in a separate one."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from rolltape.tracking.traces import trace_metadata, trace_text
 if TYPE_CHECKING:
     from wandb import Run, Table
 
-# The x axis of our metrics. W&B's own numbers its rows, and refuses one with a lower number than the last.
+# The x axis of our metrics. W&B's own axis counts rows, and W&B refuses a row with a lower number than the last.
 _AXIS = "rolltape/step"
 _COLUMNS = (
     *("rollout", "try", "group", "task_id", "attempt", "status", "stop_reason", "reason", "reward", "turns"),
@@ -30,9 +30,9 @@ _COLUMNS = (
 def wandb_sink(
     *, project: str | None = None, name: str | None = None, run: "Run | None" = None, **options: Unpack[OutboxOptions]
 ) -> Outbox:
-    """A sink into the W&B run `run`, by default the caller's current one; with `project`, into a run of its own.
+    """A sink into the W&B run `run`, by default the caller's current run; with `project`, into a separate run.
 
-    `project` may name an entity, `team/sums`. A run of its own continues one of the same name.
+    `project` may name an entity, `team/sums`. A separate run continues a run of the same name.
 
     Example:
 
@@ -47,10 +47,10 @@ def wandb_sink(
 
 
 class WandbRunTracker:
-    """A run that the caller opened and will finish. Its rows are the caller's: ours are added to them.
+    """A run that the caller opened and will finish. Our metrics are added to the caller's rows.
 
-    A row of our own would raise the number of the caller's next row, and W&B drops one with a lower number. So a step
-    is added to the row that the caller fills, and waits for the next row where it would hide another step.
+    A separate row would raise the row number, and W&B would drop a row of the caller with a lower number. So a step is
+    added to the row that the caller fills. It waits for the next row if it would hide another step.
     """
 
     def __init__(self, run: "Run") -> None:
@@ -61,7 +61,7 @@ class WandbRunTracker:
         self._in_row: dict[str, int] = {}  # the steps that were added to that row, by split
 
     def holds(self, split: str, step: int) -> bool:
-        """Always False: what the run holds is up to its owner."""
+        """Always False: the caller owns the run."""
         return False
 
     def put(self, shown: ShownStep) -> None:
@@ -76,15 +76,15 @@ class WandbRunTracker:
                 self._in_row[one.split] = one.step
 
     def close(self) -> None:
-        """Log what waits in rows of its own. The run stays open."""
+        """Log waiting steps in separate rows. The run stays open."""
         for shown in self._waiting:
             self._run.log(self._entry(shown))
 
     def _entry(self, shown: ShownStep) -> dict[str, Any]:
-        """What is logged of a step. Each metric is told once what its x axis is."""
+        """What is logged for a step. The x axis of each metric is defined once."""
         metrics = step_metrics(shown)
         for name in metrics.keys() - self._defined:
-            if "*" not in name:  # which W&B reads as a pattern
+            if "*" not in name:  # W&B reads it as a pattern
                 self._run.define_metric(name, step_metric=_AXIS)
         self._defined |= metrics.keys()
         table = {f"{shown.split}/traces": _table(shown)} if shown.traces else {}
@@ -92,13 +92,13 @@ class WandbRunTracker:
 
 
 class WandbTracker(WandbRunTracker):
-    """A run of a project, found again by its name. Whether it is on a server or offline is W&B's own setting."""
+    """A run of a project, found again by its name. W&B's own settings decide whether it is offline."""
 
     def __init__(self, project: str, name: str) -> None:
         super().__init__(_open_run(project, name))
         rows = list(self._stored_rows())
         self._held = steps_in((metric, int(row[_AXIS])) for row in rows for metric in row if _AXIS in row)
-        # Rows of an offline run are numbered anew in each process, and would overwrite each other on a server.
+        # W&B numbers rows of an offline run anew in each process. They would overwrite each other on a server.
         self._row = max([self._run.step, *(int(row["_step"]) + 1 for row in rows if "_step" in row)])
         self._given: set[tuple[str, int]] = set()
 
@@ -111,7 +111,7 @@ class WandbTracker(WandbRunTracker):
         self._given.add((shown.split, shown.step))
 
     def close(self) -> None:
-        """Finish the run; raises if the file of an offline run holds less than was logged."""
+        """Finish the run. Raises if the file of an offline run holds less than was logged."""
         self._run.finish()
         if not self._run.offline:
             return
@@ -141,12 +141,12 @@ class WandbTracker(WandbRunTracker):
 
 
 def run_id(project: str, name: str) -> str:
-    """The id of the run of that name, by which W&B finds it again."""
+    """The id of the run of that name, so that W&B finds it again."""
     return digest_of("wandb", project, name).hex()[:16]
 
 
 def _open_run(project: str, name: str) -> "Run":
-    """Open a run beside any other of this process, without what W&B records of the machine and of our own program."""
+    """Open a run beside other runs of this process. W&B records nothing about the machine and the program."""
     _import_wandb()
     import wandb
 
@@ -204,7 +204,7 @@ def _table(shown: ShownStep) -> "Table":
 
 
 def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows in the file of an offline run, as W&B's own command prints them."""
+    """The rows in the file of an offline run, read with W&B's own command."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -213,7 +213,7 @@ def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _wait_for_own_folder(identity: str) -> None:
-    """Wait while an offline run has the folder of this second: W&B names it by that, and would write over its file."""
+    """Wait while an offline run has a folder of this second: W&B names folders by it, and would overwrite the file."""
     root = Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
     while (root / f"offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{identity}").exists():
         time.sleep(0.02)
