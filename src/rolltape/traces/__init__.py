@@ -1,4 +1,4 @@
-"""Traces: the readable record of a rollout, and the API by which an environment adds to it.
+"""Traces: the readable record of a rollout, and the API that an environment calls to add to it.
 
 trace = TraceWriter(rollout)            while the rollout runs
 trace.step(turn=turn, reward=0.5)

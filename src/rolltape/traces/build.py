@@ -1,4 +1,4 @@
-"""Build the trace of a rollout from its events and the turns of its main branches, and add up its rewards."""
+"""Builds the trace of a rollout from its events and the turns of its main branches, and adds up its rewards."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,17 +14,17 @@ from rolltape.tree import PlacedTurn, tree_of
 
 _FROM_HEAD = ("run", "try_index", "group", "step", "attempt", "source", "task_id", "model", "agent")
 _FROM_OUTCOME = ("status", "reason", "stop_reason", "filtered", "reward_terms")
-_ROUNDING = 1e-6  # an environment may add its rewards up in single precision
+_ROUNDING = 1e-6  # an environment may add up its rewards in single precision
 
 
 def summed(rewards: Iterable[float]) -> float:
-    """The sum, NaN and infinity included."""
+    """The sum. NaN and infinity are allowed."""
     rewards = list(rewards)
     return math.fsum(rewards) if all(map(math.isfinite, rewards)) else sum(rewards)
 
 
 def agree(total: float, rewards: Iterable[float]) -> bool:
-    """Whether rewards add up to a total, up to the rounding of floats."""
+    """Whether rewards add up to a total, apart from rounding."""
     rewards = list(rewards)
     found = summed(rewards)
     if not (math.isfinite(total) and math.isfinite(found)):
@@ -33,9 +33,9 @@ def agree(total: float, rewards: Iterable[float]) -> bool:
 
 
 def final_reward(total: float, step_rewards: list[float], given: float | None) -> float | None:
-    """The final reward that makes up a total together with the steps' rewards.
+    """The final reward that gives a total together with the steps' rewards.
 
-    That is the one that was given, if it does. Otherwise the total was set later, and the final reward is the rest.
+    The given one counts if it does. Otherwise the total was set later, and the final reward is the difference.
     """
     rewards = step_rewards if given is None else [*step_rewards, given]
     if rewards and agree(total, rewards):
@@ -44,7 +44,7 @@ def final_reward(total: float, step_rewards: list[float], given: float | None) -
 
 
 class NewMessages:
-    """Remembers which step had a conversation first, to find what a later prompt adds to it."""
+    """Records which step had a conversation first, to find what a later prompt adds to it."""
 
     def __init__(self) -> None:
         self._step_of: dict[int, int] = {}  # by the identity of a chain, which its turn keeps alive
@@ -68,7 +68,7 @@ class NewMessages:
 
 
 class TraceEvents(NamedTuple):
-    """What the events of a trace come to: of each field the latest counts."""
+    """The fields that the events of a trace give. The latest value of each field counts."""
 
     steps: dict[int, Fields]
     final: Fields
@@ -138,7 +138,7 @@ def _steps(rollout: Rollout, merged: TraceEvents) -> list[TraceStep]:
         for index, turn in enumerate(unrecorded_turns(rollout, named), after):
             fields = merged.steps.get(index, {}) | {"turns": [turn.id], "derived": True}
             built[index] = _step(index, fields, [turn], known)
-    # Amended steps that are not there are shown, and `rolltape check` names it.
+    # Amended steps that do not exist are shown, and `rolltape check` reports them.
     for index in merged.steps.keys() - built.keys():
         built[index] = _step(index, merged.steps[index], [], known)
     return [built[index] for index in sorted(built)]
@@ -178,7 +178,7 @@ def _rewards(rollout: Rollout, step_rewards: list[float], fields: Fields) -> tup
     rewards = step_rewards if final is None else [*step_rewards, final]
     total = rollout.reward
     if total is None:
-        # A finished rollout without a reward of its own has the sum of its trace; one that failed has none.
+        # A finished rollout without its own reward has the sum of its trace. A failed one has none.
         is_known = rollout.status is Status.FINISHED and not (rollout.outcome.reason or "").startswith(UNGRADED)
         return summed(rewards) if rewards and is_known else None, final
     return total, final_reward(total, step_rewards, final)

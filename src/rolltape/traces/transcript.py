@@ -1,4 +1,4 @@
-"""A rollout as readable passages: each turn with its new messages, its reply, and the environment's remarks."""
+"""A rollout as readable passages: each turn with its new messages, its reply, and the environment's data."""
 
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from rolltape.tree.drawing import headline, new_messages
 
 NOT_RECORDED = "not recorded"
 
-Part = tuple[str, str]  # who speaks, or what it is; and the text
+Part = tuple[str, str]  # a speaker's role or a kind, and the text
 
 
 class Passage(NamedTuple):
-    """A turn, or a step without one, or the end."""
+    """A turn, a step without a turn, or the end."""
 
     title: str
     cause: ForkCause | None
@@ -38,7 +38,7 @@ def build_transcript(rollout: Rollout, trace: Trace) -> Iterator[Passage]:
 
 
 def session_transcript(session: Session, steps: Mapping[str | None, Sequence[TraceStep]] = {}) -> Iterator[Passage]:
-    """The passages of one session; `steps` are by the turn that they end with, or come after."""
+    """The passages of one session. `steps` are by the turn that they end with or follow."""
     tree = tree_of(session)
     forks = {fork.turn: fork for fork in forks_of(tree)}
     for placed in tree.turns:
@@ -49,7 +49,7 @@ def session_transcript(session: Session, steps: Mapping[str | None, Sequence[Tra
 
 
 def _steps_by_last_turn(trace: Trace, known: Container[str]) -> dict[str | None, list[TraceStep]]:
-    """Steps by their last turn; a step without a turn follows the one before it, under None at the beginning."""
+    """Steps by their last turn. A step without a turn is under the turn before it, or under None at the beginning."""
     found: dict[str | None, list[TraceStep]] = {None: []}
     last: str | None = None
     for step in trace.steps:

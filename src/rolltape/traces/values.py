@@ -1,6 +1,6 @@
-"""Check what an environment hands over for a trace, and find which messages of a prompt are new.
+"""Checks what an environment passes for a trace, and finds which messages of a prompt are new.
 
-What can be stored is kept, and a reason given for the rest.
+Fields that can be stored are kept. For the others, the reason is recorded.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ Fields = dict[str, Any]
 
 
 def check_fields(given: Mapping[str, object], where: str) -> tuple[Fields, dict[str, str]]:
-    """Split fields into those of the right type and, by name, why the others are not. None means not given.
+    """Return the fields of the right type, and by name why each other field is not. None means not given.
 
-    Objects are not copied yet: whoever takes the fields encodes them at once.
+    Objects are not copied: the caller must encode them at once.
     """
     fields: Fields = {}
     unrecorded: dict[str, str] = {}
@@ -46,7 +46,7 @@ def check_names(objects: Mapping[str, object]) -> None:
 
 
 def salvage_fields(fields: Mapping[str, Any], where: str) -> tuple[Fields, dict[str, str]]:
-    """Copy the fields that can be JSON, objects without the members that cannot; and why the rest cannot."""
+    """Copy what can be JSON of the fields, objects by member, and return why the rest cannot."""
     good: Fields = {}
     unrecorded: dict[str, str] = {}
     for name, value in fields.items():
@@ -67,7 +67,7 @@ def salvage_fields(fields: Mapping[str, Any], where: str) -> tuple[Fields, dict[
 
 @contextlib.contextmanager
 def reading_errors(where: str) -> Iterator[None]:
-    """Raise RecordError for whatever an environment's own objects raise while they are read."""
+    """Raise RecordError for any error that an environment's objects raise while they are read."""
     try:
         yield
     except RecordError:
@@ -134,14 +134,14 @@ _CHECKS: dict[str, Callable[[Any, str], object]] = {
 class PlacedPrompt(NamedTuple):
     """A prompt split into the beginning of an earlier step's conversation and the messages that follow it."""
 
-    messages_from: int | None  # None: it stands alone
+    messages_from: int | None  # None: the prompt continues no step
     kept_messages: int
     new: list[Any]
     ends: list[bytes]  # the hash of the conversation after each message
 
 
 class Conversations:
-    """The conversations of a rollout's steps. Several may grow side by side, as in a game of several seats."""
+    """The conversations of a rollout's steps. Several may grow in parallel, as in a game with several seats."""
 
     def __init__(self) -> None:
         self._step_of: dict[bytes, int] = {}  # by the hash of a beginning: the first step that held it
@@ -163,14 +163,14 @@ class Conversations:
             self._step_of.setdefault(end, step)
 
     def forget(self) -> None:
-        """Forget all conversations: what later prompts would refer to may not be on the tape."""
+        """Forget all conversations: messages that later prompts would refer to may not be on the tape."""
         self._step_of.clear()
 
 
 def _hash_after(ends: Sequence[bytes], message: object, where: str) -> bytes:
     """The hash of a conversation that ends in `message`."""
     try:
-        # A tenth of the cost of JSON. Version 2: the same value gives the same bytes, whoever else refers to it.
+        # A tenth of the cost of JSON. Version 2: the same value gives the same bytes, however often it is referred to.
         data = marshal.dumps(message, 2)  # type: ignore[arg-type]
     except ValueError:
         data = b"json" + encode_numbers(message, where)

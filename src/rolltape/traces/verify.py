@@ -1,4 +1,4 @@
-"""Check the trace of a rollout for missing steps, missing turns and rewards that do not add up."""
+"""Checks the trace of a rollout for missing steps, missing turns and rewards that do not add up."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from rolltape.traces.build import TraceEvents, agree, merge_events, summed, trac
 
 
 def find_problems(rollout: Rollout) -> list[str]:
-    """What is wrong with a rollout's trace, one sentence each."""
+    """The problems of a rollout's trace, one sentence each."""
     merged = merge_events(rollout.events)
     if not merged.steps and not merged.final:
         return []

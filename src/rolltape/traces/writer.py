@@ -1,4 +1,4 @@
-"""`TraceWriter`, which an environment calls step by step, and `amend`, for what is known later."""
+"""`TraceWriter`, which an environment calls step by step, and `amend`, for later additions."""
 
 import enum
 import logging
@@ -71,8 +71,8 @@ class TraceWriter:
         trace.step(turn=turn, reward=0.5, env_state={"score": 3})
         rollout.finish(reward=trace.final(reward=1.0))
 
-    What is given is copied before a call returns. What cannot be stored is left out, and the trace tells why; only a
-    rollout that has ended refuses steps. A step is durable when `step` returns, or on an event loop with the tick.
+    All arguments are copied before a call returns. What cannot be stored is left out, and the trace states why. Only a
+    rollout that has ended refuses steps. A step is durable when `step` returns, or on an event loop after the tick.
     """
 
     def __init__(
@@ -121,13 +121,13 @@ class TraceWriter:
 
     @property
     def total_reward(self) -> float | None:
-        """The sum of the steps' rewards and the final one so far; None: there were none."""
+        """The sum of the steps' rewards and the final reward so far, or None if there were none."""
         rewards = self._rewards()
         return summed(rewards) if rewards else None
 
     @property
     def lost(self) -> int:
-        """How many steps could not be written, because the disk was full for example."""
+        """How many steps could not be written, for example because the disk was full."""
         with self._lock:
             self._settle()
             return self._lost
@@ -147,11 +147,11 @@ class TraceWriter:
     ) -> int:
         """Record a step and return its number. All fields may be left out.
 
-        - `turn`: the turn or turns of the step. Its messages are those of the turn, and are not stored again.
+        - `turn`: the turn or turns of the step. The step has their messages, which are not stored again.
         - `prompt`, `policy_response`: without a turn, the whole prompt as messages (only what is new in it is stored)
           and the reply; or any JSON objects.
         - `reward`: a number; `done`: whether the environment ended here; `stop_reason`: why.
-        - `prompt_tokens`, `sampled_tokens`: lengths, where no turn has them.
+        - `prompt_tokens`, `sampled_tokens`: lengths, if no turn has them.
         - `reward_data`, `env_state`, `extra`, `metrics`, `logs`: JSON objects.
         """
         check_names(objects)
@@ -182,9 +182,9 @@ class TraceWriter:
             return index
 
     def final(self, *, reward: object = None, total: object = None, **objects: Unpack[TraceObjects]) -> float | None:
-        """Record what concerns the whole rollout at its end, and return its total reward, to finish it with.
+        """Record data about the whole rollout at its end, and return its total reward, to finish it with.
 
-        A `total` that is given, and the reward that the rollout is finished with, must agree with that. `objects` are
+        A given `total`, and the reward that the rollout is finished with, must agree with it. `objects` are
         `reward_data`, `env_state`, `extra`, `metrics` and `logs`, as for a step.
         """
         check_names(objects)
@@ -219,7 +219,7 @@ class TraceWriter:
             del fields["turns"]
 
     def _place_prompt(self, fields: Fields, unrecorded: dict[str, str], where: str) -> PlacedPrompt | None:
-        """Replace the messages of the prompt by those that are new."""
+        """Replace the messages of the prompt by the new ones among them."""
         if not isinstance(fields.get("prompt"), list):
             return None
         try:
@@ -266,7 +266,7 @@ class TraceWriter:
         return self._rollout.encode_event(EventKind.TRACE, data)
 
     def _settle(self) -> None:
-        """Forget the tickets of what is on disk. If one was refused, so were all that build on it."""
+        """Drop the tickets that are on disk. If one was refused, all that build on it are refused too."""
         while self._tickets and self._tickets[0].done:
             ticket = self._tickets.popleft()
             if not ticket.stored:
@@ -288,11 +288,11 @@ def amend(
     try_index: int | None = None,
     **objects: Unpack[TraceObjects],
 ) -> None:
-    """Add to a rollout's trace what is known only later, such as grades; each object replaces its earlier value.
+    """Add data that is known only later, such as grades, to a rollout's trace. Each object replaces its earlier value.
 
         amend(tape, rollout.id, step=0, extra={"comment": "a good first guess"}, by="judge")
 
-    Without `step` it concerns the whole rollout, and without `try_index` the try that counts. `objects` are
+    Without `step`, the data is about the whole rollout; without `try_index`, about the try that counts. `objects` are
     `reward_data`, `env_state`, `extra`, `metrics` and `logs`. The reward itself is set by `Tape.score`.
     """
     check_names(objects)
