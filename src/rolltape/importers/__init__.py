@@ -1,7 +1,7 @@
 """Other programs' rollouts → a run: `rolltape import KIND PATH RUN`.
 
-One module per kind of source, in `kinds/`. Its function `find(path, options)` gives the rollouts of a file or folder.
-`recognize(path)` says whether a path looks like one of its own.
+One module per kind of source, in `kinds/`. Its function `find(path, options)` yields the rollouts of a file or folder.
+`recognize(path)` returns why a path looks like this kind, or None.
 
     with rolltape.open("runs/imported") as tape:
         report = import_run("slime", "rollout_data/", tape)
@@ -50,14 +50,14 @@ KINDS: dict[str, str] = {
 
 
 class Importer(Protocol):
-    """What the module of a kind defines."""
+    """The functions that the module of a kind defines."""
 
     def find(self, path: Path, options: ImportOptions) -> Found:
         """The rollouts of a file or folder, and the entries that cannot be read."""
         ...
 
     def recognize(self, path: Path) -> str | None:
-        """Why a path looks like one of this kind; None: it does not."""
+        """Why a path looks like one of this kind, or None if it does not."""
         ...
 
 
@@ -70,7 +70,7 @@ def import_run(
     skip_broken: bool = False,
     progress: Callable[[ImportReport], None] = lambda report: None,
 ) -> ImportReport:
-    """Record the rollouts of a file or folder of another program. What the run holds already is not recorded again.
+    """Record the rollouts of another program's file or folder. Rollouts that the run has are not recorded again.
 
     Example:
 
@@ -82,7 +82,7 @@ def import_run(
 
 
 def find_rollouts(kind: str, path: str | os.PathLike[str], options: ImportOptions | None = None) -> Found:
-    """The rollouts of a file or folder, for `record_imported`. A source that cannot be read at all is refused here."""
+    """The rollouts of a file or folder, for `record_imported`. Raises if the source cannot be read at all."""
     found = iter(_importer(kind).find(Path(path), options or ImportOptions()))
     first = next(found, None)
     if first is None:

@@ -1,4 +1,4 @@
-"""Reading other programs' files: JSON lines with their numbers, JSON documents, and rows of Parquet files."""
+"""Reads other programs' files: JSON lines with their numbers, JSON documents, and rows of Parquet files."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def files_of(path: Path, *suffixes: str) -> list[Path]:
-    """The file itself, or the files of a folder that end so, by name."""
+    """The file itself, or the files of a folder with these suffixes, sorted by name."""
     if path.is_dir():
         found = sorted(one for one in path.rglob("*") if one.is_file() and one.suffix in suffixes)
         if not found:
@@ -26,14 +26,14 @@ def files_of(path: Path, *suffixes: str) -> list[Path]:
 
 
 def first_file(path: Path, *suffixes: str) -> Path | None:
-    """The first of the files that `files_of` gives, to tell the kind of a source by; None: there is none."""
+    """The first file that `files_of` would return, to recognize the kind of a source, or None if there is none."""
     if path.is_dir():
         return min((one for one in path.rglob("*") if one.is_file() and one.suffix in suffixes), default=None)
     return path if path.suffix in suffixes else None
 
 
 def of_each_file(path: Path, *suffixes: str, read: Callable[[Path], Iterator[T]]) -> Iterator[T | BrokenEntry]:
-    """What `read` gives of the file, or of each file of a folder. There, one that cannot be read is a broken entry."""
+    """What `read` yields for the file, or each file of a folder. In a folder, unreadable files are broken entries."""
     for file in files_of(path, *suffixes):
         try:
             yield from read(file)
@@ -44,7 +44,7 @@ def of_each_file(path: Path, *suffixes: str, read: Callable[[Path], Iterator[T]]
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]] | BrokenEntry]:
-    """The objects of a file with one per line, each with its place. Blank lines are left out."""
+    """The objects of a file with one object per line, each with its place. Blank lines are skipped."""
     with _readable(path).open("rb") as stream:
         for number, raw in enumerate(stream, 1):
             line = raw.removeprefix(_BOM) if number == 1 else raw
@@ -68,7 +68,7 @@ def json_document(path: Path) -> Any:
 
 
 def first_object(path: Path) -> dict[str, Any] | None:
-    """The first object of a JSON or JSON lines file; None: it is something else. Reads one line where it can."""
+    """The first object of a JSON or JSON lines file, or None. It reads only one line if that is enough."""
     try:
         with path.open("rb") as stream:
             line = stream.readline(64 << 20).removeprefix(_BOM)
@@ -97,7 +97,7 @@ def parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def first_row(path: Path) -> dict[str, Any] | None:
-    """The first row of a Parquet file, or the first object of a JSON file; None: it is something else, or empty."""
+    """The first row of a Parquet file, or the first object of a JSON file, or None if there is none."""
     if path.suffix != ".parquet":
         return first_object(path)
     try:
@@ -114,7 +114,7 @@ def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
 def _trimmed(value: Any) -> Any:
     if isinstance(value, Mapping):
         kept = {name: _trimmed(item) for name, item in value.items() if item is not None}
-        # An assistant message that only calls tools says null; that null is its content.
+        # In an assistant message that only calls tools, the content null is meant.
         return {"content": None, **kept} if "role" in kept and "content" not in kept else kept
     return [_trimmed(item) for item in value] if isinstance(value, list) else value
 

@@ -1,4 +1,4 @@
-"""What a user says of a source, and what an importer makes of its rollouts before they are recorded."""
+"""The options of an import, and a source's rollouts in the form that is recorded."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from rolltape.records.rollout import StopReason
 
 
 class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Applies to all rollouts of an import. None: the source says it, or it is not known."""
+    """Options that apply to all rollouts of an import. A field that is None comes from the source, or is unknown."""
 
     source: str | None = None  # where the tasks come from
     split: str | None = None
@@ -24,7 +24,7 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
     def origin(
         self, *, source: str | None = None, split: str | None = None, step: int | None = None, model: str | None = None
     ) -> dict[str, Any]:
-        """Where a rollout comes from, for `ImportedRollout`: what the user says, and otherwise what its entry says."""
+        """Where a rollout comes from, for `ImportedRollout`: the user's option, or else the value of its entry."""
         told = step if self.step is None else self.step
         return {
             "source": self.source or source,
@@ -48,7 +48,7 @@ class ImportedSession(msgspec.Struct, kw_only=True):
 
 
 class ImportedRollout(msgspec.Struct, kw_only=True):
-    """One rollout as its source has it. What the source does not contain is left out, and named in `absent`."""
+    """One rollout as its source has it. Data that the source does not contain is left out, and named in `absent`."""
 
     where: str  # its place in the source, for messages: "line 12"
     sessions: list[ImportedSession]
@@ -59,7 +59,7 @@ class ImportedRollout(msgspec.Struct, kw_only=True):
     source: str | None = None
     split: str | None = None
     step: int = 0
-    attempt: int | None = None  # None: the next one of its group that is free
+    attempt: int | None = None  # None: the next free number in its group
     model: str | None = None
     agent: str | None = None
     tags: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class ImportedRollout(msgspec.Struct, kw_only=True):
     reward_terms: dict[str, float] = {}
     stop_reason: StopReason = StopReason.COMPLETED
     reason: str | None = None
-    failed: str | None = None  # why the infrastructure broke it; None: it finished
+    failed: str | None = None  # why it failed because of the infrastructure; None: it finished
     filtered: str | None = None  # why it is kept out of training
     absent: tuple[str, ...] = ()  # such as "token ids", "logprobs", "weight versions"
 
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 def or_broken(where: str, make: Callable[[], T]) -> T | BrokenEntry:
-    """What `make` makes of an entry, or what is wrong with the entry: any value may be in any place of it."""
+    """What `make` returns for an entry, or the entry's problem: an entry may have any value in any place."""
     try:
         return make()
     except ImportFileError as error:
@@ -99,7 +99,7 @@ def or_broken(where: str, make: Callable[[], T]) -> T | BrokenEntry:
 def each_rollout(
     entries: Iterable[tuple[str, dict[str, Any]] | BrokenEntry], make: Callable[[dict[str, Any], str], ImportedRollout]
 ) -> Found:
-    """The rollout that `make` makes of each entry and its place, or what is wrong with the entry."""
+    """The rollout that `make` returns for each entry and its place, or the entry's problem."""
     for entry in entries:
         if isinstance(entry, BrokenEntry):
             yield entry
@@ -111,7 +111,7 @@ def each_rollout(
 def conversation_turns(
     messages: Sequence[Mapping[str, Any]], where: str, *, may_be_empty: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Turns of a conversation that is known by its messages alone, and what follows them, for the rollout's `extra`.
+    """Turns of a conversation that has only messages, and the messages after them, for the rollout's `extra`.
 
     Each assistant message is the reply of a turn. Its tokens are not known, so it does not train.
     """
@@ -142,10 +142,10 @@ def token_turns(
     reply: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> list[dict[str, Any]]:
-    """Turns of a sequence of ids: one for each run of ids that `sampled` marks as the model's.
+    """Turns of a sequence of ids: one for each run of ids that `sampled` marks as sampled.
 
-    `sampled` and `logprobs` cover the last ids, as many as they are long. All turns but the last ended by "stop":
-    more followed. A reply's message is known only if it is the sequence's only one.
+    `sampled` and `logprobs` cover the last ids of the sequence. All turns except the last ended by "stop", since more
+    followed. A reply's message is known only if the sequence has one reply.
     """
     if len(sampled) > len(ids):
         raise ImportFileError(f"{where}: {len(ids)} ids but a mask of {len(sampled)}")

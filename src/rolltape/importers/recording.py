@@ -1,4 +1,4 @@
-"""Recording what an importer found: each rollout once, however often it is imported."""
+"""Records what an importer found: each rollout once, however often it is imported."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,25 +22,25 @@ _NOT_WHOLE = "not imported whole: "
 
 
 class ImportReport(msgspec.Struct):
-    """What an import did."""
+    """The counts of an import, and its broken entries."""
 
     imported: int = 0
     known: int = 0  # on the tape already
     broken: list[BrokenEntry] = []
-    absent: dict[str, int] = {}  # how many of the imported lack what
+    absent: dict[str, int] = {}  # how many imported rollouts lack each kind of data
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of plain values."""
+        """The report as plain JSON values."""
         broken = [{"where": entry.where, "problem": entry.problem} for entry in self.broken]
         return {"imported": self.imported, "known": self.known, "broken": broken, "absent": self.absent}
 
 
 class _KnownRollouts:
-    """What a run holds of earlier imports, and which attempts of its groups are taken."""
+    """The rollouts of earlier imports in a run, and which attempts of its groups are taken."""
 
     def __init__(self, tape: Tape) -> None:
         self.whole: set[str] = set()
-        self.cut_short: dict[str, int] = {}  # by import key, the attempt of one that another import left unfinished
+        self.cut_short: dict[str, int] = {}  # by import key, the attempt of a rollout that an import left unfinished
         self.taken: dict[str, set[int]] = {}
         for row in read(tape.directory.path).index():
             self.taken.setdefault(row.group, set()).add(row.attempt)
@@ -54,7 +54,7 @@ class _KnownRollouts:
                 self.cut_short[key] = row.attempt
 
     def attempt(self, group: str, key: str, wanted: int | None) -> int:
-        """The attempt to record as; one that was left unfinished is run again under its own number."""
+        """The attempt number to record under. A rollout that was left unfinished keeps its number."""
         taken = self.taken.setdefault(group, set())
         if key in self.cut_short:
             return self.cut_short[key]
@@ -73,12 +73,12 @@ def record_imported(
     skip_broken: bool = False,
     progress: Callable[[ImportReport], None] = lambda report: None,
 ) -> ImportReport:
-    """Record rollouts of another program in a run. Those that it holds already are left as they are.
+    """Record rollouts of another program in a run. Rollouts that the run has already are left as they are.
 
-    Without `skip_broken` the first entry that cannot be read ends it; what came before is recorded, and
-    importing again goes on from there.
+    Without `skip_broken`, the first entry that cannot be read raises. Earlier entries are recorded, and another import
+    continues from there.
     """
-    # Another import into the run waits: neither would know what the other records.
+    # Another import into the run waits, because neither would see what the other records.
     with locked(tape.directory.path, "import.lock"):
         return _record_all(tape, kind, found, skip_broken, progress)
 
@@ -176,7 +176,7 @@ def _record_session(recorder: RolloutRecorder, session: ImportedSession) -> None
 
 
 def _digest(item: ImportedRollout) -> str:
-    # Its place in the source does not count: the same rollout in a file of another name is the same one.
+    # Its place in the source does not count: the same content in a file of another name is the same rollout.
     content = msgspec.structs.replace(item, where="")
     try:
         raw = msgspec.msgpack.encode(content, enc_hook=str)

@@ -23,7 +23,7 @@ ABSENT_FROM_TEXT = ("token ids", "logprobs", "weight versions")
 
 
 class TextDump(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of dump: which fields of a row are what. The rest of the row is kept as it is."""
+    """A kind of dump: the names of its fields. Other fields of a row are kept as they are."""
 
     suffix: str  # of its files
     prompt: str
@@ -34,7 +34,7 @@ class TextDump(msgspec.Struct, frozen=True, kw_only=True):
     task: tuple[str, ...] = ()  # fields that belong to the task, besides the prompt
 
     def recognize(self, path: Path) -> str | None:
-        """Why a path looks like a dump of this kind; None: it does not."""
+        """Why a path looks like a dump of this kind, or None if it does not."""
         file = first_file(path, self.suffix)
         row = first_row(file) if file is not None else None
         fields = {self.prompt, self.reply, self.mark}
@@ -42,7 +42,7 @@ class TextDump(msgspec.Struct, frozen=True, kw_only=True):
         return f"rows with {self.prompt}, {self.reply}, and {self.mark}" if is_dump else None
 
     def find(self, path: Path, options: ImportOptions) -> Found:
-        """One rollout per row; rows with the same prompt at the same step are attempts at one task."""
+        """One rollout per row. Rows with the same prompt at the same step are attempts at one task."""
         return each_rollout(of_each_file(path, self.suffix, read=_rows), partial(self._rollout, options=options))
 
     def _rollout(self, row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:

@@ -1,1 +1,1 @@
-"""One module per kind of source: what it looks like, and the rollouts in it."""
+"""One module per kind of source: it recognizes the kind, and reads its rollouts."""

@@ -1,9 +1,9 @@
-"""AReaL's rollout dumps: the JSON lines that its workflow executor writes with `dump_to_file`, one file a task."""
+"""AReaL's rollout dumps: the JSON lines that its workflow executor writes with `dump_to_file`, one file per task."""
 
 from rolltape.importers.text_dumps import TextDump, number
 
-# Prompts and replies are decoded text. AReaL has no step in them; the newest weight version among a rollout's tokens is
-# what its folders are named after.
+# Prompts and replies are decoded text. The dumps have no step. AReaL names its folders by the newest weight version of
+# a rollout's tokens, which is used as the step.
 _DUMP = TextDump(
     suffix=".jsonl",
     prompt="prompt",

@@ -1,8 +1,8 @@
 """Harbor's trajectories (ATIF): steps with messages, tool calls and observations, and ids where they are recorded.
 
 Sub-agents' trajectories are further sessions. The reward is that of the trial, from the `result.json` beside it. A
-trajectory that Rolltape wrote says below `extra.rolltape` what ATIF has no field for: its parts become the rollout that
-they were.
+trajectory that Rolltape wrote has the data without an ATIF field under `extra.rolltape`, so the original rollout is
+restored.
 """
 
 import json
@@ -21,7 +21,7 @@ from rolltape.records.jsonable import decode_numbers
 from rolltape.records.rollout import Status, StopReason
 
 _SCHEMA = "ATIF-v1"
-# Of a session that Rolltape exported: its own, and those that its turns share.
+# Settings of a session that Rolltape exported: its own, and those that its turns share.
 _SETTINGS, _DEFAULTS = (
     ("tool_ids_matter", "stop_ids", "vocabulary"),
     ("model", "renderer", "fingerprint", "logprob_kind"),
@@ -30,7 +30,7 @@ _SETTINGS, _DEFAULTS = (
 
 def recognize(path: Path) -> str | None:
     """A document whose `schema_version` is ATIF's."""
-    # Beside Harbor's trajectories there are other JSON files.
+    # Harbor's folders have other JSON files beside the trajectories.
     file = (min(path.rglob("trajectory*.json"), default=None) if path.is_dir() else None) or first_file(path, ".json")
     document = first_object(file) if file is not None else None
     version = document.get("schema_version") if document else None
@@ -38,7 +38,7 @@ def recognize(path: Path) -> str | None:
 
 
 def find(path: Path, options: ImportOptions) -> Found:
-    """One rollout per trajectory file. Of a folder, all JSON files that are trajectories."""
+    """One rollout per trajectory file. In a folder, all JSON files that are trajectories count."""
 
     def read(file: Path) -> Found:
         document = json_document(file)
@@ -63,7 +63,7 @@ def _rollout(document: dict[str, Any], file: Path, options: ImportOptions) -> Im
 def _of_trial(
     made: ImportedRollout, document: Mapping[str, Any], trial: Mapping[str, Any], options: ImportOptions
 ) -> ImportedRollout:
-    """A trajectory as Harbor leaves it: what was asked and what it was worth is in the trial's result."""
+    """A trajectory that Harbor wrote. Its task and rewards are in the trial's result."""
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
     reward = rewards.get("reward") if "reward" in rewards else next(iter(rewards.values()), None)
     own = (document.get("trajectory_id"), document.get("session_id"), trial.get("id"), trial.get("trial_name"))
@@ -108,7 +108,7 @@ def _restored(made: ImportedRollout, own: Mapping[str, Any], options: ImportOpti
 
 
 def _sessions(trajectories: list[Any], where: str, options: ImportOptions) -> list[ImportedSession]:
-    """A session for each trajectory. Those that Rolltape wrote of one session are put together, turn by turn."""
+    """A session for each trajectory. If Rolltape wrote several for one session, their turns are joined."""
     sessions: dict[object, ImportedSession] = {}
     for number, document in enumerate(trajectories):
         about = _own(document).get("session")
@@ -141,7 +141,7 @@ def _session(document: Mapping[str, Any], options: ImportOptions) -> ImportedSes
     for step in document["steps"]:
         message = _message(step)
         if step["source"] == "agent" and not step.get("is_copied_context") and step.get("llm_call_count") != 0:
-            # Copied context was sampled in another trajectory, and a step without a model call by nobody.
+            # Copied context was sampled in another trajectory, and a step without a model call was not sampled.
             turns.append({**_turn(step, list(messages), message), **shared})
         messages += [] if message is None else [message]
         messages += [_result(result) for result in (step.get("observation") or {}).get("results", ())]
@@ -150,7 +150,7 @@ def _session(document: Mapping[str, Any], options: ImportOptions) -> ImportedSes
 
 
 def _message(step: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The message of a step; None: Rolltape recorded a turn without one."""
+    """The message of a step, or None if Rolltape recorded a turn without one."""
     own = _own(step)
     if "message" in own:
         whole: dict[str, Any] | None = own["message"]
@@ -192,7 +192,7 @@ def _result(result: Mapping[str, Any]) -> dict[str, Any]:
 def _turn(step: Mapping[str, Any], messages: list[dict[str, Any]], reply: dict[str, Any] | None) -> dict[str, Any]:
     own = _own(step)
     metrics = step.get("metrics") or own.get("metrics") or {}
-    for at, other in own.get("prompt", {}).items():  # in this prompt it stood in other words than later
+    for at, other in own.get("prompt", {}).items():  # in this prompt the message differed from the later one
         messages[int(at)] = other
     turn: dict[str, Any] = {"prompt_messages": messages, "reply": reply, "finish": "stop"}
     if step.get("model_name"):
@@ -208,7 +208,7 @@ def _turn(step: Mapping[str, Any], messages: list[dict[str, Any]], reply: dict[s
             "prompt_ids": prompt or [],
             "token_faithful": bool(step.get("metrics")),
         }
-    # Of several calls in one step the numbers are sums, and their ids are not one reply's.
+    # If a step has several calls, numbers are sums, and the ids belong to several replies.
     if ids and prompt is not None and (step.get("llm_call_count") or 1) == 1:
         return {**turn, "prompt_ids": prompt, "sampled_ids": ids, "logprobs": logprobs or [None] * len(ids)}
     return {**turn, "token_faithful": False}
@@ -245,14 +245,14 @@ def _lacking(turn: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _own(part: Mapping[str, Any]) -> dict[str, Any]:
-    """What Rolltape noted with a part of a trajectory; empty where another program wrote it."""
+    """Rolltape's own data in a part of a trajectory, or an empty dict if another program wrote it."""
     noted = (part.get("extra") or {}).get("rolltape") or {}
     found: dict[str, Any] = decode_numbers(json.dumps(noted).encode()) if noted else {}
     return found
 
 
 def _trial(file: Path) -> dict[str, Any]:
-    """What Harbor wrote about the trial: in the trial's folder, of which the trajectory lies in `agent/`."""
+    """What Harbor wrote about the trial, in the trial's folder. The trajectory is in its subfolder `agent/`."""
     for folder in (file.parent, file.parent.parent):
         result = folder / "result.json"
         if result.is_file():

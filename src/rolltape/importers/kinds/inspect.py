@@ -32,7 +32,7 @@ _STOPS = {
     "time": StopReason.TIMEOUT,
     "context": StopReason.CONTEXT_OVERFLOW,
 }
-# What Inspect's reader raises for a file that is cut short or was not written by it.
+# Errors of Inspect's reader for a file that is cut short or was not written by Inspect.
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, RuntimeError, EOFError),
     *(zipfile.BadZipFile, zlib.error),
@@ -68,7 +68,7 @@ def _file_rollouts(file: Path, reading: Any, value_to_float: Any, options: Impor
         yield BrokenEntry(str(file), bomb)
         return
     header = reading.read_eval_log(str(file), header_only=True)
-    # Sample by sample where the log lists them; one that was written by hand may not.
+    # Sample by sample, if the log lists its samples. A log that was written by hand may not.
     samples = (
         reading.read_eval_log_samples(str(file), all_samples_required=False)
         if header.eval.dataset.sample_ids
@@ -80,7 +80,7 @@ def _file_rollouts(file: Path, reading: Any, value_to_float: Any, options: Impor
 
 
 def _bomb_in(file: Path) -> str | None:
-    """Which entry of a log would unpack to far more than it is; None: none would. Texts shrink to a tenth or so."""
+    """The problem if an entry of a log would unpack to far more than its size, or None. Texts shrink to about 1/10."""
     if file.suffix != ".eval":
         return None
     with zipfile.ZipFile(file) as log:
@@ -115,7 +115,7 @@ def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: 
         return _restored(made, own, messages, options)
     scores = {name: float(value_to_float(score.value)) for name, score in (sample.scores or {}).items()}
     extra = {"metadata": sample.metadata, "eval": about.eval_id, **rest}
-    # Inspect has no total. One score is the reward; of several, none is more so than another.
+    # Inspect has no total. A single score is the reward. With several scores, none of them is.
     reward = next(iter(scores.values())) if len(scores) == 1 and failed is None else None
     return msgspec.structs.replace(made, extra=extra, reward=reward, reward_terms=scores)
 
@@ -123,7 +123,7 @@ def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: 
 def _restored(
     made: ImportedRollout, own: Mapping[str, Any], messages: list[Any], options: ImportOptions
 ) -> ImportedRollout:
-    """A rollout that Rolltape exported: its turns are those that it had, also where the prompt held replies."""
+    """A rollout that Rolltape exported, with its original turns, even if a prompt held replies."""
     turns = [
         {"prompt_messages": messages[:at], "reply": messages[at], "finish": "stop", "token_faithful": False}
         for at in own["replies"]
@@ -146,7 +146,7 @@ def _restored(
 
 
 def _message(own: Any) -> dict[str, Any]:
-    """A message of Inspect's as a chat message."""
+    """An Inspect message as a chat message."""
     given = own.model_dump(mode="json", exclude_none=True)
     content, reasoning = given.get("content", ""), ""
     if isinstance(content, list):

@@ -1,7 +1,7 @@
 """Chat messages: OpenAI fine-tuning and TRL conversational files, ShareGPT, and Hugging Face datasets of them.
 
-An assistant message is a turn. Its tokens are not known, so it is shown and exported, and does not train. Rows of
-`rolltape export --what conversations` say which rollout and turns they are of, and become these again.
+An assistant message is a turn. Its tokens are not known, so it is shown and exported, but does not train. Rows of
+`rolltape export --what conversations` name their rollout and turns, which are restored.
 """
 
 import json
@@ -37,7 +37,7 @@ from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
 from rolltape.records.jsonable import decode_numbers, non_finite
 from rolltape.records.rollout import StopReason
 
-# ShareGPT's names, and those that its descendants use.
+# ShareGPT's names, and those of its descendants.
 _SPEAKERS = {
     "system": "system",
     "human": "user",
@@ -53,11 +53,11 @@ _SPEAKERS = {
     "tool": "tool",
     "function_call": "assistant",
 }
-# What `datasets` raises for a folder that is damaged or was not written by it.
+# Errors of `datasets` for a folder that is damaged or was not written by it.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
-# The fields of a row that hold its conversation, and what the rest of the row is.
 _FILES = (".jsonl", ".ndjson", ".json", ".parquet")
-_SPLITS = "dataset_dict.json"  # beside a folder for each of them
+_SPLITS = "dataset_dict.json"  # beside a folder for each split
+# The fields of a row that hold its conversation. The other fields are kept as `extra`.
 _OWN = {"messages", "conversations", "prompt", "completion", "chosen", "rejected", "tools", "functions", "system"}
 
 
@@ -77,7 +77,7 @@ def recognize(path: Path) -> str | None:
 
 
 def find(path: Path, options: ImportOptions) -> Found:
-    """One rollout per conversation; a row with a chosen and a rejected one gives two."""
+    """One rollout per conversation. A row with a chosen and a rejected conversation gives two."""
     if (path / _SPLITS).is_file():
         for split in _splits(path, options):
             yield from find(path / split, msgspec.structs.replace(options, split=split))
@@ -118,7 +118,7 @@ def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> lis
 
 
 def _tools(row: Mapping[str, Any]) -> list[Any] | None:
-    """The tools of a row. In a table they are JSON text, since those of two rows need not have one type."""
+    """The tools of a row. In a table they are JSON text, because tools of two rows need not have one type."""
     tools = row.get("tools") or row.get("functions")
     if isinstance(tools, str):
         tools = json.loads(tools)
@@ -126,13 +126,13 @@ def _tools(row: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _weighed(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """A reply without its weight, which says whether it trains, and is noted with its turn."""
+    """A reply without its weight. The weight decides whether it trains, and is stored with its turn."""
     plain = {name: value for name, value in reply.items() if name != "weight"}
     return {"reply": plain, "extra": {"weight": reply["weight"]}} if reply.get("weight") in (0, 1) else {"reply": plain}
 
 
 def _exported_rollout(entry: tuple[str, dict[str, Any]] | BrokenEntry) -> tuple[str, int] | None:
-    """Of which rollout and try a row is; None: Rolltape did not write it."""
+    """The rollout and try of a row, or None if Rolltape did not write it."""
     match entry:
         case (_, {"rollout": str(rollout), "try_index": int(number), "session": str(_), "replies": list(_)}):
             return rollout, number
@@ -140,8 +140,8 @@ def _exported_rollout(entry: tuple[str, dict[str, Any]] | BrokenEntry) -> tuple[
 
 
 def _restored(rows: list[tuple[str, dict[str, Any]]], options: ImportOptions) -> ImportedRollout:
-    """The rollout of rows that Rolltape wrote, each a conversation of it."""
-    is_table = "schema" not in rows[0][1]  # where values of any type are JSON text
+    """The rollout of rows that Rolltape wrote. Each row is a conversation of it."""
+    is_table = "schema" not in rows[0][1]  # in a table, values of any type are JSON text
     if not is_table:
         rows = [(where, decode_numbers(json.dumps(row).encode())) for where, row in rows]
     where, first = rows[0]

@@ -1,6 +1,6 @@
 """OpenTelemetry spans as OTLP JSON, with the GenAI conventions. A trace is a rollout, and each model call a turn.
 
-Spans without `gen_ai.input.messages` and `gen_ai.output.messages` say that a call was made, and not what was said.
+Spans without `gen_ai.input.messages` and `gen_ai.output.messages` show that a call was made, but not its messages.
 """
 
 import json
@@ -37,7 +37,7 @@ def recognize(path: Path) -> str | None:
 
 
 def find(path: Path, options: ImportOptions) -> Found:
-    """One rollout per trace that calls a model; conversations with ids of their own are its sessions."""
+    """One rollout per trace that calls a model. Conversations with different ids are its sessions."""
     traces: dict[str, list[_Span]] = {}
     for item in _spans(path):
         if isinstance(item, BrokenEntry):
@@ -103,7 +103,7 @@ def _turn(call: _Span) -> dict[str, Any]:
 
 
 def _messages(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A message of the conventions, in parts, as chat messages: each result of a tool is one of its own."""
+    """A message of the conventions, in parts, as chat messages. Each tool result becomes a separate message."""
     parts = given.get("parts") or []
     results = [part for part in parts if part.get("type") == "tool_call_response"]
     for part in results:

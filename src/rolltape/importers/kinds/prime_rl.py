@@ -1,4 +1,4 @@
-"""prime-rl's token exports: one line per sequence that it trained on, joined with its traces where those are given.
+"""prime-rl's token exports: one line per trained sequence, joined with its traces if those are given.
 
 Its rollout files, `rollouts/step_N/…/traces.jsonl`, are verifiers' traces: import them as `verifiers`.
 """
@@ -34,7 +34,7 @@ def recognize(path: Path) -> str | None:
 
 
 def find(path: Path, options: ImportOptions) -> Found:
-    """One rollout per sequence. With traces, one that a trace holds gets the trace's messages, task, and reward."""
+    """One rollout per sequence. If a trace holds the sequence, the rollout has its messages, task, and reward."""
     traces = {} if options.traces is None else _sequences_of(Path(options.traces), options)
     rows = of_each_file(path, ".jsonl", read=json_lines)
     yield from each_rollout(rows, partial(_rollout, traces=traces, options=options))
@@ -72,7 +72,7 @@ def _rollout(
 
 
 def _sequences_of(path: Path, options: ImportOptions) -> dict[tuple[int, ...], ImportedRollout]:
-    """The rollouts of traces by the ids of each branch, each with the session of that branch alone."""
+    """The rollouts of traces by the ids of each branch, each with only the session of that branch."""
     found: dict[tuple[int, ...], ImportedRollout] = {}
     for item in verifiers.find(path, options):
         if isinstance(item, BrokenEntry):

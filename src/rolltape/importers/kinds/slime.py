@@ -1,7 +1,7 @@
 """slime's samples: the files of --save-debug-rollout-data, and samples as JSON lines.
 
 Samples of one rollout, which share its `rollout_id`, are its sessions. The ids that `loss_mask` trains were sampled.
-slime does not say which of the others the model sampled.
+slime does not record which of the other ids the model sampled.
 """
 
 import pickle
@@ -49,7 +49,7 @@ def recognize(path: Path) -> str | None:
 
 
 def find(path: Path, options: ImportOptions) -> Found:
-    """One rollout per `rollout_id`; a sample without one is a rollout of its own."""
+    """One rollout per `rollout_id`. A sample without a `rollout_id` is a separate rollout."""
     return of_each_file(path, ".pt", ".jsonl", ".ndjson", read=partial(_file_rollouts, options=options))
 
 
@@ -130,7 +130,7 @@ def _session(sample: Mapping[str, Any], where: str, options: ImportOptions) -> I
         finish=_FINISH.get(str(sample.get("status")), "stop"),
         prompt_messages=[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
         reply=None if response is None else {"role": "assistant", "content": response},
-        # Several versions without their places: which token is of which is not known.
+        # slime lists versions without places. With several, the version of a token is not known.
         weight_version=versions[0] if len(versions) == 1 else None,
     )
     extra = {name: sample[name] for name in _KEPT if sample.get(name) is not None}
@@ -155,9 +155,9 @@ def _reward(value: object, where: str) -> tuple[float | None, dict[str, float]]:
 
 
 def _load_torch_file(path: Path) -> Any:
-    """The value of a file of `torch.save`, if it is made of numbers, texts, lists, dicts, tensors and arrays alone.
+    """The value of a file of `torch.save`, if it contains only numbers, texts, lists, dicts, tensors and arrays.
 
-    What is pickled in it is not run.
+    Pickled code in it is not run.
     """
     torch = import_extra("torch", "torch")
     plain: list[Any] = [

@@ -1,4 +1,4 @@
-"""tinker-cookbook's rollouts: its capture database, with ids and logprobs, and its rollout summaries, without."""
+"""tinker-cookbook's rollouts: its capture database, with ids and logprobs, and its rollout summaries, without them."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def _file_rollouts(file: Path, options: ImportOptions) -> Found:
 
 
 def _summary(row: Mapping[str, Any], where: str, options: ImportOptions) -> ImportedRollout:
-    """A summary says how long each step was and what it was rewarded with, and not what was said."""
+    """A summary has the length and reward of each step, but no messages."""
     turns = [
         {
             "prompt_messages": [],
@@ -74,7 +74,7 @@ def _captured(file: Path, options: ImportOptions) -> Found:
         place = tuple(
             row.get(name) for name in ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx")
         )
-        # Samples that belong to no trajectory are rollouts of their own.
+        # A sample without a trajectory is a separate rollout.
         rollouts.setdefault(place if place[-1] is not None else (*place, row["cursor"]), []).append(row)
     for rows in rollouts.values():
         where = f"{file}, row {rows[0]['cursor']}"
@@ -130,7 +130,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    """A connection that reads. The cookbook's databases have a log beside them, which SQLite may have to make."""
+    """A read-only connection. The cookbook's databases have a log beside them, which SQLite may have to make."""
     log = file.with_name(f"{file.name}-wal")
     has_log = log.exists() and log.stat().st_size > 0
     options = "mode=ro" if has_log or os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"

@@ -1,4 +1,4 @@
-"""verl's rollout dumps: JSON lines in `trainer.rollout_data_dir` and `validation_data_dir`, one file a step."""
+"""verl's rollout dumps: JSON lines in `trainer.rollout_data_dir` and `validation_data_dir`, one file per step."""
 
 from rolltape.importers.text_dumps import TextDump, number
 
