@@ -1,7 +1,7 @@
 """Live sources of samples inside a training job: one module per framework, on `LiveGroups`.
 
-A trainer asks for tasks and gets their groups, whole, with samples, rewards and advantages. The framework's own
-inference engine is behind the gateway, so there is no second copy of the weights:
+A trainer requests tasks and gets complete groups, with samples, rewards and advantages. The framework's own inference
+engine is behind the gateway, so there is no second copy of the weights:
 
     from rolltape.integrations import FunctionEngine, LiveGroups
 
@@ -22,7 +22,7 @@ inference engine is behind the gateway, so there is no second copy of the weight
 The modules:
 
     live        LiveGroups, which collects or follows a run; all others use it
-    prime_rl    micro-batches for prime-rl's trainer, in the place of its orchestrator
+    prime_rl    micro-batches for prime-rl's trainer, in place of its orchestrator
     torch       batches for a training loop in PyTorch, and groups shared by ranks
     trl         a `rollout_func` for TRL's GRPOTrainer
     slime       rollout, evaluation and generate functions for slime
@@ -30,7 +30,7 @@ The modules:
     tinker      Tinker's sampling client as the engine, and groups as its `Datum`s
     areal       a rollout workflow for AReaL
     verl        an agent loop manager for verl
-    steps       positions by step, for trainers whose checkpoints hold nothing of ours
+    steps       positions by step, for trainers whose checkpoints cannot hold our state
 """
 
 from rolltape.gateway.engines.function import FunctionEngine

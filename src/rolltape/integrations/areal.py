@@ -5,7 +5,7 @@
         workflow_kwargs={"run": "runs/exp1", "collect": {"model": model_path, "group_size": 8}},
     )
 
-`collect` has what `CollectSettings` takes. docs/how-to/train/areal.md has an example.
+`collect` has the fields of `CollectSettings`. docs/how-to/train/areal.md has an example.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ from rolltape.records.turn import LogprobKind, Segment
 
 log = logging.getLogger("rolltape.integrations")
 
-_MAX_CONTEXT = 1_000_000_000  # the gateway keeps to the context; AReaL's own limit is on prompt and reply together
+_MAX_CONTEXT = 1_000_000_000  # the gateway enforces the context; AReaL's own limit is on prompt and reply together
 
 
 class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
     """A workflow whose episode is a whole group: all attempts at a task, as one batch of samples.
 
-    AReaL's own number of samples (`gconfig.n_samples`) stays at 1; the group's size is that of `collect`. An episode
-    without any sample to train is rejected, as AReaL has it: it returns None.
+    AReaL's own number of samples (`gconfig.n_samples`) stays at 1; `collect` sets the group's size. An episode without
+    any sample to train returns None, which AReaL counts as rejected.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
 
         Arguments:
             run: The run's folder.
-            collect: What `CollectSettings` takes, or one; `source` is "areal" if it names none.
+            collect: A `CollectSettings`, or its fields; `source` is "areal" if it names none.
             policy: How rollouts are cut into samples.
             advantages_as_rewards: Put our advantages where AReaL has rewards; turn its `reward_norm` off. With False
                 rewards are given, and AReaL computes its baseline over the rows of an episode.
             to_task: A function, or its name as in "python:module:function", from a row of AReaL's dataset to a task.
                 None: the row is the task.
-            logprob_kind: Of which distribution the logprobs of AReaL's servers are.
+            logprob_kind: The distribution of the logprobs of AReaL's servers.
         """
         if not isinstance(collect, CollectSettings):
             collect = settings_in_config(collect, {"source": "areal"}, "collect", other_keys=())
@@ -82,7 +82,7 @@ class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
         )
 
     async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The samples of all attempts at a task, as AReaL's workflows return them; None: there is nothing to train."""
+        """The samples of all attempts at a task, as AReaL's workflows return them, or None if nothing trains."""
         source = _source(self._key, self._settings, engine)
         split = "eval" if workflow_context.get().is_eval else None
         step = max(0, int(engine.get_version()))
@@ -119,7 +119,7 @@ def engine_of(inference_engine: Any, logprob_kind: LogprobKind | str | None = No
             top_k=_MAX_CONTEXT if sampling.top_k in (None, -1) else sampling.top_k,
             stop_token_ids=list(wanted.stop_ids),
         )
-        # Requests with one rid go to one server, which has the session's prefix.
+        # Requests with the same rid go to the same server, which has the session's prefix.
         response = await inference_engine.agenerate(
             ModelRequest(rid=wanted.session, input_ids=prompt_ids, gconfig=settings)
         )
@@ -138,17 +138,17 @@ def engine_of(inference_engine: Any, logprob_kind: LogprobKind | str | None = No
 
 
 def close_all() -> None:
-    """End all gateways of this process, and what runs. It is called when the process ends."""
+    """End all gateways of this process, and all running attempts. It is called when the process ends."""
     while _sources:
         _sources.popitem()[1].live.close()
 
 
 class _Source:
-    """The groups of one run by one inference engine. AReaL makes a workflow anew for each episode; they share it."""
+    """The groups of one run by one inference engine. AReaL makes a new workflow for each episode; they share this."""
 
     def __init__(self, key: tuple[Any, ...], settings: CollectSettings, engine: Any) -> None:
         run, policy, logprob_kind, _ = key
-        self.engine = engine  # kept, so that no other has its identity
+        self.engine = engine  # kept, so that no other engine gets its id()
         self.loop = asyncio.get_running_loop()
         self.live = LiveGroups(
             run, collect=settings, engine=engine_of(engine, logprob_kind), policy=policy, consumer="areal"
@@ -157,7 +157,7 @@ class _Source:
         self._names = TaskNames()
 
     def begin(self, given: Mapping[str, Any], step: int, split: str | None) -> Task:
-        """The task that AReaL asks for at a version. At the first of a version, what came before is done."""
+        """The task that AReaL requests at a version. The first task of a version marks earlier groups as done."""
         if split is None:
             self._positions.begin(step)
         return self._names.name(with_id(given), step, split)
@@ -178,7 +178,7 @@ def _source(key: tuple[Any, ...], settings: CollectSettings, engine: Any) -> _So
 
 
 def _segments(versions: list[int]) -> tuple[Segment, ...]:
-    """Stretches of one weight version."""
+    """The segments of one weight version each."""
     found, start = [], 0
     for version, tokens in groupby(versions):
         stop = start + len(list(tokens))

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: what lives in it is used from threads and from other event loops."""
+"""An event loop in a separate thread, for objects that are used from threads and from other event loops."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ class BackgroundLoop:
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner(loop_factory=loop_factory())
         self.loop = self._runner.get_loop()
-        # A daemon: a trainer that ends without `close` is not kept from ending.
+        # A daemon, so that a trainer can end without `close`.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ending = asyncio.Event()
         self._thread.start()
@@ -38,7 +38,7 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def close(self) -> None:
-        """Cancel what still runs, and end the thread. Twice is fine."""
+        """Cancel what still runs, and end the thread. A second call does nothing."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._ending.set)
             self._thread.join()

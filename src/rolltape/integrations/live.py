@@ -1,4 +1,4 @@
-"""`LiveGroups`: a trainer asks for tasks, and gets their groups while it runs."""
+"""`LiveGroups`: a trainer requests tasks, and gets their groups while it runs."""
 
 import asyncio
 import threading
@@ -38,10 +38,10 @@ _ONCE_A_STEP = "ask for a task once a step"
 
 
 class LiveGroups:
-    """The groups of a run for a trainer, while it trains: collected for it, or by others.
+    """The groups of a run for a trainer, while it trains. They are collected here, or by other processes.
 
-    With `collect`, each task that the trainer asks for is attempted `group_size` times, through a gateway in front of
-    the engine. Without it, the run is followed, which others fill: `rolltape collect`, or programs at a gateway.
+    With `collect`, each task that the trainer requests is attempted `group_size` times, through a gateway in front of
+    the engine. Without it, a run is followed that other processes fill: `rolltape collect`, or programs at a gateway.
 
     Example:
 
@@ -52,21 +52,22 @@ class LiveGroups:
             print(group.rewards, [sample.advantage for sample in group.samples], group.unfinished)
             group.done()
 
-    `request` gives a `RequestedGroups`, for threads (`for group in …`, `.wait()`) and for coroutines (`async for group
-    in …`, `await …`). A group is given when all its attempts have ended. Those that the infrastructure broke are in
-    `group.unfinished`, each with a reason; a group with nothing to train is given too, with no samples.
+    `request` returns a `RequestedGroups`, for threads (`for group in …`, `.wait()`) and for coroutines (`async for
+    group in …`, `await …`). A group is given when all its attempts have ended. Attempts that failed are in
+    `group.unfinished`, each with a reason. A group with nothing to train is given too, without samples.
 
-    Tasks are mappings, as in a task file; without an `id` their content identifies them. A task is asked for once a
-    step. Tasks of an evaluation have a `split` of their own, so that they never mix with those of the training.
+    Tasks are mappings, as in a task file; without an `id` their content identifies them. Request a task once per step.
+    Tasks of an evaluation have a separate `split`, so that they never mix with those of the training.
 
     `announce` names the weights that the engine has now; `new_weights` changes them while replies are in flight.
 
     Call `group.done()` when the optimizer has taken its step, and save `state_dict()` with each checkpoint, and once
     before the first step, for a process that ends before its first checkpoint.
-    `load_state_dict` goes back: what was done after the checkpoint is given again, from the tape, with `group.again`
-    set, when it is asked for again. Attempts that had not ended are run then.
+    `load_state_dict` goes back: groups that were done after the checkpoint are given again from the tape, with
+    `group.again` set, when they are requested again. Attempts that had not ended are run then.
 
-    The gateway and the agents run in an event loop in a thread of its own. Use it from any thread; `close` ends it.
+    The gateway and the agents run in an event loop in a separate thread. Use this object from any thread; `close` ends
+    it.
     """
 
     def __init__(
@@ -86,16 +87,17 @@ class LiveGroups:
 
         Arguments:
             tape: The run, or its folder. A tape that is given stays open.
-            collect: What to collect, by whom, and within which limits; `source` in it is the name of the tasks' source
-                in the record, and `model` the folder with the tokenizer. None: follow a run that others fill.
+            collect: What to collect, with which agent, and within which limits. Its `source` is the name of the tasks'
+                source in the record, and its `model` the folder with the tokenizer. None: follow a run that other
+                processes fill.
             engine: The engine behind the gateway, or several: a `FunctionEngine`, any `Engine`, or text such as
                 "vllm:http://127.0.0.1:8000". By default the engines that `collect` names.
-            source: Where a run is followed, the source whose groups to take. None: all.
+            source: If a run is followed, the source whose groups to take. None: all.
             policy: How rollouts are cut into samples.
             credit: Which numbers samples carry, such as `rolltape.Credit(advantage="normalized")`.
-            consumer: In whose name groups are taken.
-            max_staleness: Skip groups with a trained token of weights more than so many versions behind the newest.
-            version: The weight version that the engine has at the start. None: it says so itself.
+            consumer: The name under which groups are taken.
+            max_staleness: Skip groups with a trained token that is more than so many weight versions behind the newest.
+            version: The weight version that the engine has at the start. None: the engine reports it.
         """
         self._given = tape
         self._settings = collect
@@ -125,7 +127,7 @@ class LiveGroups:
         self._followed: set[tuple[int | None, str | None, str | None]] = set()  # step, split, task of open requests
 
     def start(self) -> Self:
-        """Open the run, and start the gateway. The first request does so too; twice is fine."""
+        """Open the run, and start the gateway. The first request does so too. A second call does nothing."""
         with self._lock:
             if self._is_closed:
                 raise GroupsError(f"the live groups of run {self.tape.name} are closed; make new ones")
@@ -149,7 +151,7 @@ class LiveGroups:
                 self._gateway.announce(self._version)
 
     def close(self) -> None:
-        """End what runs, the gateway included. What was given and is not done is given again next time."""
+        """End the gateway and all running attempts. Groups that were given and are not done are given again later."""
         with self._lock:
             if self._background is not None:
                 self._is_closed = True
@@ -177,7 +179,7 @@ class LiveGroups:
 
     @property
     def gateway(self) -> Gateway:
-        """The gateway, where this collects. Its own methods are for its own event loop."""
+        """The gateway, if this collects. Call its methods only in its own event loop."""
         self.start()
         if self._gateway is None:
             raise GroupsError("this follows a run that others fill, without a gateway; give collect")
@@ -192,14 +194,14 @@ class LiveGroups:
         group_size: int | None = None,
         limit: int | None = None,
     ) -> RequestedGroups:
-        """Ask for the groups of tasks at a step. It returns at once; the result is waited for, or iterated over.
+        """Request the groups of tasks at a step. It returns at once. Wait for the result, or iterate over it.
 
         Arguments:
-            tasks: Mappings, as in a task file. None: whatever the run that is followed gets.
-            step: The training step that they are for. None: any, where a run is followed.
-            split: "eval", for example, for what is not trained on.
-            group_size: Attempts at each task. None: as `collect` has it, or as others collect.
-            limit: End after so many groups, where a run is followed.
+            tasks: Mappings, as in a task file. None: all tasks of the run that is followed.
+            step: The training step that they are for. None: any, if a run is followed.
+            split: For example "eval", for tasks that are not trained on.
+            group_size: Attempts at each task. None: the size in `collect`, or of the collection that is followed.
+            limit: End after so many groups, if a run is followed.
         """
         self.start()
         assert self._background is not None
@@ -217,7 +219,7 @@ class LiveGroups:
         return RequestedGroups(self._background, producing, order, self._blocked_loops())
 
     def _blocked_loops(self) -> set[asyncio.AbstractEventLoop]:
-        """The event loops in which functions sample: whoever waits there without `await` waits forever."""
+        """The event loops in which functions sample: to wait there without `await` would block forever."""
         loops = (engine.loop for engine in self._engines if isinstance(engine, FunctionEngine))
         return {loop for loop in loops if loop is not None}
 
@@ -299,18 +301,18 @@ class LiveGroups:
     def new_weights(self, version: str) -> WeightChange:
         """A `with` or `async with` block in which the engine's weights may change.
 
-        No reply begins within it, and those in flight are interrupted; they go on afterwards, under the new version.
-        An exception leaves the version as it was.
+        No reply begins within it. Replies in flight are interrupted, and continue afterwards under the new version.
+        After an exception, the version stays as it was.
         """
         gateway = self.gateway
         assert self._background is not None
         return WeightChange(self._background, gateway, version)
 
     def update_weights(self, folder: str | PathLike[str], version: str) -> int:
-        """Have SGLang, vLLM or the tiny engine load the weights in a folder. Replies in flight go on under them.
+        """Make SGLang, vLLM or the tiny engine load the weights in a folder. Replies in flight continue under them.
 
-        Returns how many replies were in flight. Where a run is followed, the gateways that fill it are asked: those of
-        this user, on this machine, that keep their key in the run, as `rolltape serve` and `rolltape collect
+        Returns how many replies were in flight. If a run is followed, the request goes to the gateways that fill it:
+        those of this user, on this machine, that store their key in the run, as `rolltape serve` and `rolltape collect
         --max-ahead` do.
         """
         check_weights(folder, version)
@@ -331,7 +333,7 @@ class LiveGroups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a checkpoint: groups that were done after it are given again when they are asked for."""
+        """Go back to a checkpoint: groups that were done after it are given again when they are requested."""
         self.start()
         own = {"run": self.tape.name, "consumer": self._options["consumer"]}
         try:
@@ -347,7 +349,7 @@ class LiveGroups:
 
 
 class _State(msgspec.Struct):
-    """What `state_dict` gives."""
+    """The content of a `state_dict`."""
 
     run: str
     consumer: str
@@ -360,11 +362,11 @@ def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]
 
 
 def first_rank_failed(error: Exception) -> GroupsError:
-    """What the other ranks of a training are told. The error itself may be one that cannot be sent to them."""
+    """The error for the other ranks of a training. The original error may not be picklable."""
     return GroupsError(f"the first rank, which collects for all, failed with {type(error).__name__}: {error}")
 
 
 def with_id(given: Mapping[str, Any] | Task) -> Task:
-    """A task with an id, by which its groups are found."""
+    """A task with an id, which identifies its groups."""
     task = given if isinstance(given, Task) else Task.from_entry(given, source="", where="")
     return task if task.id is not None else msgspec.structs.replace(task, id=task.key.hex()[:_ID_DIGITS])

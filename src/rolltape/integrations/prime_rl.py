@@ -1,4 +1,4 @@
-"""prime-rl: micro-batches for its trainer, by its own packer and sender, in the place of its orchestrator.
+"""prime-rl: micro-batches for its trainer, with its own packer and sender, in place of its orchestrator.
 
     with LiveGroups("runs/exp1", collect=settings, engine="vllm:http://127.0.0.1:8000", version="0") as live:
         with PrimeRlFeed(live, "outputs", env_name="math", seq_len=8192, inference=["http://127.0.0.1:8000"]) as feed:
@@ -6,7 +6,7 @@
                 feed.send(live.request(next_tasks(), step=step).wait())
                 feed.load_weights(step)  # that the trainer has after this step
 
-prime-rl's trainer and inference servers run as ever. docs/how-to/train/prime-rl.md says how.
+prime-rl's trainer and inference servers run as usual. docs/how-to/train/prime-rl.md shows how.
 """
 
 import json
@@ -29,18 +29,18 @@ from rolltape.tape.rundir import write_whole
 
 log = logging.getLogger("rolltape.integrations")
 
-_LOOK_EVERY_S = 0.2  # whether the trainer has written weights
+_LOOK_EVERY_S = 0.2  # how often to check whether the trainer has written weights
 _LOADING_TIMEOUT_S = 1200.0  # of a large model from a shared file system
 
 
 class PrimeRlFeed:
     """Sends groups to prime-rl's trainer, a step at a time, and its weights to the inference servers.
 
-    Steps count from 1, as prime-rl's do. The weights after step n are version n; version 0 are those of the start.
+    Steps count from 1, as in prime-rl. The weights after step n are version n; version 0 is the start.
 
-    Which groups were sent is saved with each step, in `rolltape/step_N.json` of the output folder. Start with
-    `resume_step=N` when the trainer goes on from its checkpoint N: what was sent after it is given again by
-    `live.request`, from the tape. Threads may not share it.
+    Each step saves which groups were sent, in `rolltape/step_N.json` of the output folder. Start with `resume_step=N`
+    if the trainer continues from its checkpoint N: `live.request` then gives later groups again, from the tape. Threads
+    may not share it.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class PrimeRlFeed:
         """Prepare the sender; nothing is sent yet.
 
         Arguments:
-            live: What collects. It is started, and stays open.
+            live: The source of groups. It is started, and stays open.
             output_dir: `output_dir` of prime-rl's trainer.
-            env_name: Under which prime-rl shows its metrics.
+            env_name: The name under which prime-rl shows its metrics.
             seq_len: `model.seq_len` of the trainer. A sample that is longer is left out, as a whole.
             train_workers: The trainer's data-parallel ranks.
-            pad_to_multiple_of: As the trainer's context parallelism or its precision needs it.
-            temperature: Where turns recorded none.
+            pad_to_multiple_of: The multiple that the trainer's context parallelism or precision needs.
+            temperature: For turns that recorded none.
             transport: prime-rl's transport configuration, if it is not the file system.
             inference: The addresses of prime-rl's inference servers, for `load_weights`.
-            resume_step: The trainer's checkpoint to go on from.
+            resume_step: The trainer's checkpoint to continue from.
         """
         self._prime_rl = _load_prime_rl()
         self._live = live.start()
@@ -80,21 +80,21 @@ class PrimeRlFeed:
         self._pad_to_multiple_of = pad_to_multiple_of
         self._temperature = temperature
         self._inference = [address.rstrip("/") for address in inference]
-        self.step = 1 if resume_step is None else resume_step + 1  # the one to be sent next
+        self.step = 1 if resume_step is None else resume_step + 1  # the next step to send
         if resume_step:
             live.load_state_dict(self._load_state(resume_step))
         self._background = BackgroundLoop("rolltape-prime-rl")
         self._sender = self._background.submit(self._open_sender(transport)).result()
 
     async def _open_sender(self, transport: Any | None) -> Any:
-        # In the event loop in which it sends, since its sockets belong to one.
+        # In the event loop in which it sends, because its sockets belong to that loop.
         given = self._prime_rl.FileSystemTransportConfig() if transport is None else transport
         return self._prime_rl.setup_micro_batch_sender(self._output_dir, self._train_workers, self.step, given)
 
     def send(self, groups: Iterable[Group]) -> int:
-        """Send a step's groups to the trainer, and mark them as done. Returns how many samples were sent.
+        """Send a step's groups to the trainer, and mark them as done. Return how many samples were sent.
 
-        0: none of them has anything to train, so nothing was sent, and the trainer still waits for this step.
+        If it is 0, no group has anything to train. Then nothing was sent, and the trainer still waits for this step.
         """
         given = list(groups)
         samples = [sample for group in given for sample in group.samples]
@@ -154,9 +154,9 @@ class PrimeRlFeed:
         write_whole(path, json.dumps(self._live.state_dict()).encode())
 
     def load_weights(self, version: int, timeout_s: float = 3600.0) -> None:
-        """Wait until the trainer has written a version of its weights, and have the inference servers load it.
+        """Wait until the trainer has written a version of its weights, and make the inference servers load it.
 
-        Replies in flight are interrupted, and go on under the new version.
+        Replies in flight are interrupted, and continue under the new version.
         """
         folder = self._output_dir / "broadcasts" / f"step_{version}"
         deadline = time.monotonic() + timeout_s
@@ -169,7 +169,7 @@ class PrimeRlFeed:
                 _post(f"{address}/update_weights", {"weight_dir": folder.as_posix()})
 
     def close(self) -> None:
-        """End the sender. The trainer is not told."""
+        """End the sender. The trainer is not notified."""
         self._sender.close()
         self._background.close()
 
@@ -190,7 +190,7 @@ def _post(url: str, body: dict[str, Any]) -> None:
 
 
 def _load_prime_rl() -> Any:
-    """What is used of prime-rl, by its names."""
+    """The parts of prime-rl that are used here, by name."""
     try:
         from prime_rl.configs.shared import FileSystemTransportConfig
         from prime_rl.trainer.batch import build_bin_cost, prepare_batch

@@ -1,4 +1,4 @@
-"""`RequestedGroups`: groups that a trainer asked for, waited for in a thread or in an event loop."""
+"""`RequestedGroups`: groups that a trainer has requested, for threads and event loops."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator, Iterator, Mapping
@@ -14,9 +14,9 @@ _ENDED = "the request was cancelled, or its LiveGroups closed, before all groups
 
 
 class RequestedGroups:
-    """Groups that were asked for, as they complete: `for group in …`, `async for group in …`.
+    """Requested groups, as they complete: `for group in …`, `async for group in …`.
 
-    `wait()`, or `await`, gives all that have not been iterated over, in the order of the tasks.
+    `wait()`, or `await`, returns all groups that have not been iterated over, in the order of the tasks.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RequestedGroups:
         self._check_loop()
         try:
             group = self._background.submit(self._next()).result()
-        except CancelledError:  # its event loop ended before the producer could say so
+        except CancelledError:  # its event loop ended before the producer could report it
             raise GroupsError(_ENDED) from None
         if group is None:
             raise StopIteration
@@ -55,7 +55,7 @@ class RequestedGroups:
         return group
 
     def wait(self) -> list[Group]:
-        """All groups, when the last one is complete."""
+        """Return all groups when the last one is complete."""
         return self._sorted(list(self))
 
     def __await__(self) -> Generator[Any, None, list[Group]]:
@@ -65,7 +65,7 @@ class RequestedGroups:
         return self._sorted([group async for group in self])
 
     def cancel(self) -> None:
-        """Ask for them no more. Attempts that run go on to their end; groups that nobody took are given back."""
+        """Cancel the request. Running attempts continue to their end. Groups that were not taken are given back."""
         self._producing.cancel()
 
     def _sorted(self, groups: list[Group]) -> list[Group]:
@@ -89,7 +89,7 @@ class RequestedGroups:
                 left = self._ready.get_nowait()
                 if isinstance(left, Group):
                     left.give_back()
-            # Whoever waits was not cancelled himself.
+            # The waiting caller itself was not cancelled, so it gets another error.
             is_cancelled = isinstance(error, asyncio.CancelledError)
             self._ready.put_nowait(GroupsError(_ENDED) if is_cancelled else error)
             raise
@@ -99,7 +99,7 @@ class RequestedGroups:
         one = await self._ready.get()
         if isinstance(one, Group):
             return one
-        self._ready.put_nowait(one)  # for whoever asks again
+        self._ready.put_nowait(one)  # for the next call
         if one is not None:
             raise one
         return None

@@ -37,7 +37,7 @@ try:
     from skyrl.train.generators.base import GeneratorInterface
 except ModuleNotFoundError as missing:
     if missing.name != "skyrl":
-        raise  # it is there, and lacks something
+        raise  # it is installed, and something it needs is missing
     raise ImportError("rolltape.integrations.skyrl needs SkyRL; pip install skyrl") from missing
 
 log = logging.getLogger("rolltape.integrations")
@@ -47,10 +47,10 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")  # of SkyRL
 
 
 class SkyrlEngine(FunctionEngine):
-    """Samples with SkyRL's inference engine client, whose weight version each reply has on the tape.
+    """Samples with SkyRL's inference engine client. Each reply has the client's weight version on the tape.
 
-    SkyRL freezes replies while it hands over weights, and they go on under the new ones: such a reply is known to be of
-    a version between the two.
+    SkyRL freezes replies while it updates weights, and they continue under the new weights. The version of such a reply
+    is recorded as between the two.
     """
 
     def __init__(self, client: Any, *, context: int | None = None) -> None:
@@ -76,7 +76,7 @@ class SkyrlEngine(FunctionEngine):
             finish=parse_finish(output["stop_reasons"][0], FINISHES, where),
             first_version=before,
             last_version=self._version(),
-            logprob_kind=LogprobKind.RAW,  # vLLM's own default, which SkyRL leaves as it is
+            logprob_kind=LogprobKind.RAW,  # vLLM's default, which SkyRL does not change
         )
 
     def _version(self) -> str | None:
@@ -85,17 +85,17 @@ class SkyrlEngine(FunctionEngine):
 
 
 class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
-    """A generator for SkyRL's trainers: rollouts of agents in place of replies to prompts.
+    """A generator for SkyRL's trainers: agents' rollouts in place of replies to prompts.
 
     With `step_wise` (SkyRL's `generator.step_wise_trajectories`) every sample of a rollout is a row of its trajectory.
-    Without it SkyRL takes one row for each attempt: the sample with the most trained tokens. A warning says how many
-    tokens are left out, and so does the group's event on the tape.
+    Without it, SkyRL gets one row for each attempt: the sample with the most trained tokens. A warning, and the group's
+    event on the tape, state how many tokens are left out.
 
-    An attempt that failed is a row that does not train. SkyRL has no place for a missing reward, so it has the mean of
-    its group's other rewards, which leaves their baseline as it is.
+    An attempt that failed is a row that does not train. SkyRL needs a reward for it, so it gets the mean of its group's
+    other rewards, which does not change their baseline.
 
-    A step's groups are done when SkyRL asks for the next one. A job that resumes at a step gets from the tape what was
-    collected for it before. Evaluations are collected under the split "eval".
+    A step's groups are done when SkyRL requests the next step. A job that resumes at a step gets the groups that were
+    collected for it from the tape. Evaluations are collected under the split "eval".
     """
 
     def __init__(
@@ -110,18 +110,18 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
         credit: Credit | None = None,
         context: int | None = None,
     ) -> None:
-        """Name the run; nothing starts before SkyRL asks for rollouts.
+        """Name the run; nothing starts before SkyRL requests rollouts.
 
         Arguments:
             run: The run's folder.
             client: SkyRL's inference engine client.
-            collect: What to collect. Sampling parameters and the group size are SkyRL's own.
+            collect: What to collect. SkyRL sets the sampling parameters and the group size.
             step_wise: Whether SkyRL trains step-wise.
-            to_task: A prompt of SkyRL's and its `env_extras` as a task. By default the prompt's messages, the extras,
-                and the ground truth as the answer.
+            to_task: Makes a task from a SkyRL prompt and its `env_extras`. By default, the task has the prompt's
+                messages, the extras, and the ground truth as the answer.
             policy: How rollouts are cut into samples.
             credit: Which numbers samples carry; SkyRL computes advantages itself.
-            context: Tokens of prompt and reply together that the model takes.
+            context: The most tokens of prompt and reply together.
         """
         self._run = fspath(run)
         self._settings = collect
@@ -130,12 +130,12 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
         self._policy, self._credit = policy, credit
         self._engine = SkyrlEngine(client, context=context)
         self._lives: dict[tuple[bool, SamplingParams], LiveGroups] = {}
-        self._positions: StepPositions | None = None  # None: nothing was asked for yet
-        self._left_out: dict[str, str] = {}  # by group: what of it SkyRL does not get
+        self._positions: StepPositions | None = None  # None: no request yet
+        self._left_out: dict[str, str] = {}  # by group: a sentence on what SkyRL does not get
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the gateway, and what runs."""
+        """End the gateway, and all running attempts."""
         for live in self._lives.values():
             live.close()
         self._lives.clear()
@@ -167,7 +167,7 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
         return output
 
     def _live(self, trains: bool, given: Mapping[str, Any]) -> LiveGroups:
-        """What collects with these sampling parameters: SkyRL has others for evaluations."""
+        """The `LiveGroups` for these sampling parameters. SkyRL uses different ones for evaluations."""
         known = SamplingParams(**{name: given[name] for name in _SAMPLING if given.get(name) is not None})
         sampling = known.over(self._settings.sampling)
         key = (trains, sampling)
@@ -223,7 +223,7 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
 
 
 def prompt_task(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
-    """A prompt of SkyRL's as a task: its messages, its extras, and the ground truth as the answer."""
+    """A SkyRL prompt as a task: its messages, its extras, and the ground truth as the answer."""
     opening = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
     truth = (extras.get("reward_spec") or extras.get("reward_model") or {}).get("ground_truth")
     return {**opening, **({} if truth is None else {"answer": truth}), **extras}

@@ -4,9 +4,9 @@
     --custom-reward-post-process-path rolltape.export.formats.post_process_rewards
     --custom-config-path rolltape.yaml
 
-`rolltape.yaml` has one key, `rolltape`: the run, and what `CollectSettings` takes. docs/how-to/train/slime.md has an
-example. With `--custom-generate-function-path rolltape.integrations.slime.generate` slime's own rollout function stays,
-with its filters and its over-sampling, and agents run in place of its one reply to each sample.
+`rolltape.yaml` has one key, `rolltape`: the run, and the fields of `CollectSettings`. docs/how-to/train/slime.md has an
+example. With `--custom-generate-function-path rolltape.integrations.slime.generate`, slime's own rollout function runs,
+with its filters and its over-sampling, and an agent runs in place of each single reply.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     """For `--rollout-function-path`, and `--eval-function-path`: the rollouts of a training step, or an evaluation.
 
     Each prompt of the data source is a task, attempted `n_samples_per_prompt` times. The samples are nested as slime
-    wants them: by prompt, by rollout, and then the samples of a rollout that forked.
+    needs them: by prompt, by rollout, and then the samples of a rollout that forked.
     """
     job = _job(args)
     return job.evaluate(rollout_id) if evaluation else job.train(rollout_id, data_source)
@@ -46,13 +46,14 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
     """For `--custom-generate-function-path`: the samples of one attempt, as part of its prompt's group.
 
-    slime asks for all samples of a prompt at the same time; the first one starts the group, and each gets its attempt.
+    slime requests all samples of a prompt at the same time. The first request starts the group, and each gets its own
+    attempt.
     """
     return await _job(args).attempt(sample, evaluation)
 
 
 def prompt_task(sample: Any) -> dict[str, Any]:
-    """A sample of slime's data source as a task: its prompt or messages, its label as the answer, and its metadata."""
+    """A sample of slime's data source as a task: its prompt or messages, its label as the answer, its metadata."""
     prompt = sample.prompt
     opening = {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
     answer = {} if sample.label is None else {"answer": sample.label}
@@ -88,13 +89,13 @@ class SlimeRollouts:
         return LiveGroups(self._run, collect=settings, engine=self._engine, policy=self._policy, consumer=consumer)
 
     def close(self) -> None:
-        """End the gateway, and what runs."""
+        """End the gateway, and all running attempts."""
         for live in (self._training, *self._evaluating.values()):
             live.close()
         self._evaluating.clear()
 
     def train(self, rollout_id: int, data_source: Any) -> Any:
-        """The rollouts of a training step. The groups of the step before are done when slime asks for the next."""
+        """The rollouts of a training step. The groups of the earlier step are then marked as done."""
         self._begin(rollout_id)
         prompts: list[list[Any]] = data_source.get_samples(self._args.rollout_batch_size)
         tasks = [self._task(group[0], number, rollout_id) for number, group in enumerate(prompts)]
@@ -109,7 +110,7 @@ class SlimeRollouts:
         return base.RolloutFnTrainOutput(samples=samples, metrics={"rollout/rolltape_failed": failed})
 
     def evaluate(self, rollout_id: int) -> Any:
-        """The rollouts of all evaluation datasets, each under a split of its own name."""
+        """The rollouts of all evaluation datasets, each with its name as the split."""
         data = {}
         for dataset in getattr(self._args, "eval_datasets", None) or []:
             samples = _evaluation_samples(self._args, dataset)
@@ -131,7 +132,7 @@ class SlimeRollouts:
         return import_module("slime.rollout.base_types").RolloutFnEvalOutput(data=data)
 
     async def attempt(self, sample: Any, evaluation: bool) -> Any:
-        """The samples of one attempt of a group that is asked for once, by whoever comes first."""
+        """The samples of one attempt of a group. The first call for the group requests it."""
         step = import_module("slime.rollout.sample_hooks")._current_rollout_id or 0
         if evaluation:
             live, split, size, number = self._training, "eval", 1, sample.index
@@ -153,7 +154,7 @@ class SlimeRollouts:
         return parts if len(parts) > 1 else parts[0]
 
     def _begin(self, step: int) -> None:
-        """At the first request of a step: what came before it is done. A job that was resumed goes back to it."""
+        """At the first request of a step, mark earlier groups as done. A job that was resumed goes back to the step."""
         if self._positions.begin(step):
             self._given = {key: value for key, value in self._given.items() if key[0] == step}
 
@@ -178,7 +179,7 @@ class SlimeRollouts:
         return self._evaluating[dataset.name]
 
     def _attempts(self, group: Group | None, prompts: Sequence[Any]) -> list[list[Any]]:
-        """slime's samples of each attempt; one that failed or has nothing to train is one that does not train."""
+        """slime's samples of each attempt. An attempt that failed or has nothing to train gets a blank sample."""
         by_attempt: dict[int, list[Any]] = {}
         if group is not None:
             attempts = {rollout.id: rollout.head.attempt for rollout in group.rollouts}
@@ -195,7 +196,7 @@ class SlimeRollouts:
         ]
 
     def _with_kept_ids(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with the fields for the ids that top-p kept, which slime then needs in all samples."""
+        """A row with the fields for kept ids, which slime needs in all samples if it samples with top-p."""
         if self._args.rollout_top_p == 1.0:
             return row
         none = {"rollout_top_p_token_ids": [], "rollout_top_p_token_offsets": [0] * (row["response_length"] + 1)}
@@ -213,7 +214,7 @@ def _job(args: Any) -> SlimeRollouts:
 
 
 def _settings(args: Any, given: Mapping[str, Any]) -> CollectSettings:
-    """What `rolltape.yaml` says, and slime's own arguments where it says nothing."""
+    """The settings of `rolltape.yaml`, with slime's own arguments as defaults."""
     own = {
         "source": "slime",
         "model": args.hf_checkpoint,
@@ -257,7 +258,7 @@ def _numbered(sample: Any, index: int) -> Any:
 
 
 def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
-    """slime's sample of a prompt, with what was recorded. Samples of one rollout share its number."""
+    """slime's sample of a prompt, with the recorded data. Samples of one rollout share its number."""
     own = {
         "prompt": prompt.prompt,
         "label": prompt.label,
@@ -272,7 +273,7 @@ def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
 def _blank(reward: float | None, mean: float | None) -> dict[str, Any]:
     """The row of a sample that trains nothing, so that slime has one for each attempt.
 
-    One that failed has the mean of its group as reward, which leaves slime's own baseline as it is.
+    A failed attempt has the mean of its group as reward, which does not change slime's own baseline.
     """
     return {
         "tokens": [0, 0],

@@ -1,4 +1,4 @@
-"""Collections for a trainer: a collector for each step, split and group size that it asks for."""
+"""Collections for a trainer: a collector for each step, split and group size that it requests."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from rolltape.tape.recording.tape import Tape
 
 
 class StepCollection:
-    """A collector that runs, and how many requests wait for it."""
+    """A running collector, and how many requests wait for it."""
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
@@ -22,14 +22,14 @@ class StepCollection:
         self._attempts: dict[bytes, tuple[Task, asyncio.Future[None]]] = {}
 
     async def attempt(self, task: Task) -> None:
-        """Return when all attempts at a task have ended; raise why the collection ended before.
+        """Return when all attempts at a task have ended. If the collection ended before that, raise its error.
 
-        A task that was asked for before, by a request that was cancelled for example, is not attempted again.
+        A task that was requested before, for example by a cancelled request, is not attempted again.
         """
         known, attempts = self._attempts.get(task.key, (None, None))
         if attempts is None or known != task:
             attempts = asyncio.ensure_future(self.collector.attempt(task))
-            attempts.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody waits
+            attempts.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps no request waits
             self._attempts.setdefault(task.key, (task, attempts))
         try:
             await asyncio.shield(attempts)
@@ -39,7 +39,7 @@ class StepCollection:
             raise
 
     async def end(self) -> None:
-        """End it when its attempts have ended; at once if somebody still waits for some."""
+        """End it when its attempts have ended, or at once if a request still waits for some."""
         if self.requests:
             self.running.cancel()
         self.collector.close()
@@ -47,7 +47,7 @@ class StepCollection:
 
 
 class StepCollections:
-    """The collections that run, through one gateway."""
+    """The running collections, through one gateway."""
 
     def __init__(self, settings: CollectSettings, tape: Tape, gateway: Gateway) -> None:
         self._settings = settings
@@ -56,7 +56,7 @@ class StepCollections:
         self._open: dict[tuple[int, str | None, int], StepCollection] = {}
 
     async def open(self, step: int, split: str | None, group_size: int) -> StepCollection:
-        """The collection that a request belongs to. Those of other steps that nobody waits for are ended."""
+        """The collection that a request belongs to. Other collections of the split without requests are ended."""
         key = (step, split, group_size)
         if key in self._open and self._open[key].running.done():
             del self._open[key]
@@ -69,7 +69,7 @@ class StepCollections:
         return self._open[key]
 
     async def end(self) -> None:
-        """End all of them."""
+        """End all collections."""
         while self._open:
             _, collection = self._open.popitem()
             await collection.end()

@@ -1,4 +1,4 @@
-"""What trainers ask for at a step: tasks that come twice, and what was done before, to go back to."""
+"""Helps trainers that work by steps: ids for repeated tasks, and positions of earlier steps to go back to."""
 
 import json
 from collections import Counter
@@ -12,13 +12,13 @@ from rolltape.tape.rundir import make_private_folder, write_whole
 
 
 class TaskNames:
-    """Ids for tasks that a trainer asks for more than once at a step, which `LiveGroups` refuses: a number is added."""
+    """Adds a number to the id of a task that is requested again at a step, which `LiveGroups` would refuse."""
 
     def __init__(self) -> None:
-        self._asked: dict[str | None, tuple[int, Counter[str | None]]] = {}  # by split: its step, and how often which
+        self._asked: dict[str | None, tuple[int, Counter[str | None]]] = {}  # by split: its step, and requests
 
     def name(self, task: Task, step: int, split: str | None = None) -> Task:
-        """The task, with a number in its id from the second time on that it is asked for at the step."""
+        """The task, with a number in its id from its second request at the step on."""
         if split not in self._asked or self._asked[split][0] != step:
             self._asked[split] = (step, Counter())
         counts = self._asked[split][1]
@@ -27,25 +27,25 @@ class TaskNames:
 
 
 class StepPositions:
-    """Keeps the position of a `LiveGroups` before each step in the run's folder.
+    """Stores the position of a `LiveGroups` before each step in the run's folder.
 
-    It is for trainers whose checkpoints hold nothing of ours. The trainer says which step it is at. Where a new process
-    begins at a step that an earlier one had begun, it goes back to there: what was collected for that step and later
-    ones is given again, from the tape. Evaluations are never done: whoever asks for one again gets it from the tape.
+    It is for trainers whose checkpoints cannot hold our state. The trainer passes its step. If a new process begins at
+    a step that an earlier process had begun, it goes back to it: groups of that step and later ones are given again,
+    from the tape. Groups of evaluations are never marked as done, so a repeated request gets them from the tape.
     """
 
     def __init__(self, live: LiveGroups, trainer: str) -> None:
         self._live = live
         self._trainer = trainer
-        self._step: int | None = None  # None: nothing was asked for yet
+        self._step: int | None = None  # None: no request yet
         self._in_use: dict[str, tuple[Group, str | None]] = {}
 
     def train_on(self, group: Group, left_out: str | None = None) -> None:
-        """Note that the trainer has a group, but for what is left out. It is done when the next step begins."""
+        """Note that the trainer has a group, except what is left out. It is done when the next step begins."""
         self._in_use[group.id] = (group, left_out)
 
     def begin(self, step: int) -> bool:
-        """Begin a step, and say so, unless it has begun: what was trained on before is done."""
+        """Begin a step and mark earlier groups as done. Return False if the step has begun already."""
         if step == self._step:
             return False
         folder = self._live.start().tape.directory.path / self._trainer

@@ -37,12 +37,12 @@ try:
     import tinker
 except ModuleNotFoundError as missing:  # pragma: no cover - the tests have it
     if missing.name != "tinker":
-        raise  # it is there, and lacks something
+        raise  # it is installed, and something it needs is missing
     raise ImportError("rolltape.integrations.tinker needs Tinker's SDK; pip install tinker") from missing
 
 
 class GroupChoices(TypedDict, total=False):
-    """What `LiveGroups` takes beside the run, what to collect, and the engine."""
+    """The arguments of `LiveGroups` besides the run, what to collect, and the engine."""
 
     policy: CutPolicy | str
     credit: Credit | None
@@ -57,11 +57,12 @@ class TinkerEngine(FunctionEngine):
 
         engine = TinkerEngine(service.create_sampling_client(base_model="Qwen/Qwen3-8B"), model="Qwen/Qwen3-8B")
 
-    A sampling client has the same weights for as long as it lives. `use` puts another one in its place: replies in
-    flight end with the client that they began with, and each reply has the version of its own client on the tape.
-    Tinker's `kind="inflight"` clients change weights while they sample and do not say when: their versions are wrong.
+    A plain sampling client never changes its weights. `use` replaces it by another client: replies in flight end with
+    the client that they began with, and each reply has the version of its own client on the tape.
+    Tinker's `kind="inflight"` clients change weights while they sample and do not report when: their versions are
+    wrong.
 
-    Tinker stops at token ids or at texts, not at both, so that `stop` texts of agents are not applied.
+    Tinker stops at token ids or at texts, not at both, so `stop` texts of agents are not applied.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class TinkerEngine(FunctionEngine):
 
         Arguments:
             client: A `tinker.SamplingClient`, or Tinker's future of one, which is waited for.
-            version: The weight version that the client has. None: what is announced to the gateway.
+            version: The weight version that the client has. None: the version that is announced to the gateway.
             model: The model's name in the record.
-            context: Tokens of prompt and reply together that the model takes.
+            context: The most tokens of prompt and reply together.
         """
         applies = ("temperature", "top_p", "top_k", "seed", "max_tokens", TOP_LOGPROBS)
         super().__init__(self._sample, name="Tinker's sampling client", model=model, context=context, applies=applies)
-        self.loop = None  # Tinker's clients have an event loop of their own
+        self.loop = None  # Tinker's clients have their own event loop
         self.use(client, version)
 
     def use(self, client: Any, version: str | None) -> None:
@@ -118,10 +119,10 @@ class TinkerEngine(FunctionEngine):
 
 
 class TinkerGroups(LiveGroups):
-    """`LiveGroups` in front of Tinker's sampling client; `use` hands over the client with the new weights.
+    """`LiveGroups` in front of Tinker's sampling client. `use` sets the client with the new weights.
 
-    Everything else is as in `LiveGroups`: evaluations have a split of their own, and `state_dict` goes beside the path
-    of `save_state` into a checkpoint.
+    Everything else is as in `LiveGroups`: evaluations have a separate split, and a checkpoint holds `state_dict` beside
+    the path of `save_state`.
     """
 
     def __init__(
@@ -143,20 +144,20 @@ class TinkerGroups(LiveGroups):
             sampler: A `tinker.SamplingClient`, or Tinker's future of one, which is waited for.
             version: The weight version that it has: the number of the step, for example.
             model: The model's name in the record.
-            context: Tokens of prompt and reply together that the model takes.
-            choices: As `LiveGroups` takes them: `policy`, `credit`, `consumer`, `max_staleness`.
+            context: The most tokens of prompt and reply together.
+            choices: Arguments of `LiveGroups`: `policy`, `credit`, `consumer`, `max_staleness`.
         """
         self._sampling = TinkerEngine(sampler, version=version, model=model, context=context)
         super().__init__(tape, collect=collect, engine=self._sampling, version=version, **choices)
 
     def use(self, sampler: Any, version: str) -> None:
-        """Sample with another client, which has this weight version. Replies in flight end with the one before."""
+        """Sample with another client, which has this weight version. Replies in flight end with the earlier client."""
         self._sampling.use(sampler, version)
         self.announce(version)
 
 
 def group_datums(groups: Iterable[Group]) -> list[Any]:
-    """A `tinker.Datum` for each sample of groups, for the losses that take logprobs and advantages.
+    """A `tinker.Datum` for each sample of groups, for the losses that use logprobs and advantages.
 
     The list is empty if no attempt has anything to train; `forward_backward` refuses an empty list, so skip the step.
     """
@@ -183,7 +184,7 @@ def _sampling_params(wanted: Generation) -> Any:
 
 
 def _logprob_kind(wanted: Generation) -> LogprobKind | None:
-    """Which distribution Tinker's logprobs are of is not documented; at temperature 1 without truncation all agree."""
+    """Tinker does not document the kind of its logprobs. At temperature 1 without truncation, all kinds agree."""
     given = wanted.sampling
     is_plain = given.temperature in (None, 1.0) and given.top_p in (None, 1.0) and given.top_k in (None, -1, 0)
     return LogprobKind.AFTER_TEMPERATURE if is_plain else None

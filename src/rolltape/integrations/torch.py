@@ -20,10 +20,10 @@ __all__ = ["SampleBatch", "SampleLoader", "StepBatches", "batches", "pack", "pad
 
 
 class SampleBatch(NamedTuple):
-    """One micro-batch. Padded: a row for each sample. Packed: one row, in which they follow each other.
+    """One micro-batch. If padded, it has a row for each sample. If packed, samples follow each other in one row.
 
-    Tensors whose names end with `_bl` have a value per token, those with `_b` one per sample. The loss of GRPO, a mean
-    over rollouts whose samples share the weight of one:
+    Tensors whose names end with `_bl` have a value per token, those with `_b` one per sample. This is the loss of GRPO,
+    a mean over rollouts whose samples share a weight of 1:
 
         logits_blv = model(**batch.model_inputs()).logits
         …
@@ -33,8 +33,8 @@ class SampleBatch(NamedTuple):
 
     samples: tuple[Sample, ...]
     ids_bl: Tensor
-    positions_bl: Tensor  # of each token in its sample
-    sequences_bl: Tensor  # which sample each token is of; -1: padding
+    positions_bl: Tensor  # position of each token in its sample
+    sequences_bl: Tensor  # the sample of each token; -1: padding
     trained_bl: Tensor
     inference_logprobs_bl: Tensor  # NaN where the engine gave none
     advantages_b: Tensor  # NaN where the credit has none
@@ -42,12 +42,12 @@ class SampleBatch(NamedTuple):
 
     @property
     def attention_bl(self) -> Tensor:
-        """True where there is a token, and no padding."""
+        """True at tokens, False at padding."""
         return self.sequences_bl >= 0
 
     @property
     def token_weights_bl(self) -> Tensor:
-        """The weight of each trained token: those of a sample add up to its own weight."""
+        """The weight of each trained token. The weights in a sample add up to the sample's weight."""
         trained_b = torch.zeros_like(self.weights_b).index_add(
             0, self.sequences_bl[self.trained_bl], torch.ones_like(self.inference_logprobs_bl[self.trained_bl])
         )
@@ -56,8 +56,8 @@ class SampleBatch(NamedTuple):
     def model_inputs(self) -> dict[str, Any]:
         """The arguments of a transformers model.
 
-        Packed samples are kept apart by their positions. Transformers looks at these only without an attention mask
-        and without a cache; with either, tokens would see the samples before their own.
+        Positions separate packed samples. Transformers uses them only without an attention mask and without a cache.
+        With either, tokens would attend to earlier samples.
         """
         given = {"input_ids": self.ids_bl, "position_ids": self.positions_bl, "use_cache": False}
         return given if self.is_packed else {**given, "attention_mask": self.attention_bl.long()}
@@ -68,7 +68,7 @@ class SampleBatch(NamedTuple):
         return len(self.ids_bl) < len(self.samples)
 
     def spread(self, values_b: Tensor) -> Tensor:
-        """A value of each sample, at each of its tokens; 0 at padding."""
+        """Each sample's value at each of its tokens, and 0 at padding."""
         return torch.cat([values_b, values_b.new_zeros(1)])[self.sequences_bl]
 
     def to(self, device: torch.device | str) -> "SampleBatch":
@@ -76,7 +76,7 @@ class SampleBatch(NamedTuple):
         return self._replace(**{name: value.to(device) for name, value in self._asdict().items() if name != "samples"})
 
     def columns(self) -> dict[str, Any]:
-        """The batch as a `TokenExporter` takes it."""
+        """The batch in the form for `TokenExporter.export`."""
         lengths = torch.tensor([len(sample.ids) for sample in self.samples])
         return {
             "input_ids": self.ids_bl,
@@ -106,7 +106,7 @@ def pad(samples: Sequence[Sample], *, pad_id: int = 0) -> SampleBatch:
 
 
 def pack(samples: Sequence[Sample]) -> SampleBatch:
-    """One row in which samples follow each other; `positions_bl` starts over with each."""
+    """One row in which samples follow each other. `positions_bl` starts again at 0 with each."""
 
     def row(values: Iterable[npt.NDArray[Any]], _: float) -> Tensor:
         return torch.from_numpy(np.concatenate(list(values)))[None]
@@ -117,7 +117,7 @@ def pack(samples: Sequence[Sample]) -> SampleBatch:
 def batches(
     samples: Iterable[Sample], max_tokens: int, *, packed: bool = False, pad_id: int = 0
 ) -> Iterator[SampleBatch]:
-    """Micro-batches of at most so many tokens, padding included; samples of about one length together."""
+    """Micro-batches of at most `max_tokens` tokens, with padding. Samples of similar length are together."""
     for chosen in _split(samples, max_tokens, packed):
         yield pack(chosen) if packed else pad(chosen, pad_id=pad_id)
 
@@ -126,10 +126,10 @@ class StepBatches(NamedTuple):
     """What one rank trains on in one step."""
 
     step: int
-    batches: list[SampleBatch]  # as many on each rank; one that trains nothing has no samples
-    rollouts: int  # that train, on all ranks together: what the sum over tokens is divided by
+    batches: list[SampleBatch]  # the same number on each rank; a blank one has no samples
+    rollouts: int  # trained rollouts of all ranks: divide the sum over tokens by it
     rewards: list[float | None]  # of all rollouts, on all ranks
-    groups: list[Group]  # all of them, on the rank that collects; none on others
+    groups: list[Group]  # all groups, on the rank that collects; empty on others
 
     def done(self) -> None:
         """Mark the groups as trained on. All ranks may call it."""
@@ -138,7 +138,7 @@ class StepBatches(NamedTuple):
 
 
 class SampleLoader:
-    """A data loader whose batches are collected while the training goes on.
+    """A data loader whose batches are collected during the training.
 
     Example:
 
@@ -150,9 +150,9 @@ class SampleLoader:
             step.done()
             …                      # hand the weights over: live.update_weights(folder, str(step.step + 1))
 
-    With `torch.distributed`, give `live` on the first rank and None on the others: the first one collects, and each
-    rank gets its share, in as many batches as every other. Save `state_dict()` of each rank with a checkpoint;
-    `load_state_dict` goes on behind the last step that was done.
+    With `torch.distributed`, give `live` on the first rank and None on the others. The first rank collects, and each
+    rank gets its share, in the same number of batches. Save `state_dict()` of each rank with a checkpoint.
+    `load_state_dict` continues after the last step that was done.
     """
 
     def __init__(
@@ -170,13 +170,13 @@ class SampleLoader:
         """Nothing is collected yet.
 
         Arguments:
-            live: What collects; None on ranks that get their share from the first.
-            tasks: Gives the tasks of a step.
+            live: The source of groups; None on ranks that get their share from the first.
+            tasks: Returns the tasks of a step.
             steps: How many steps there are.
-            max_tokens: Tokens of one micro-batch, padding included.
+            max_tokens: The most tokens of one micro-batch, with padding.
             packed: Pack samples into one row, instead of padding one row for each.
             pad_id: The id at padding.
-            every_sample: Also give samples whose advantage is 0, which a policy gradient learns nothing from.
+            every_sample: Also include samples whose advantage is 0, which do not affect a policy gradient.
             process_group: The ranks that share; by default all.
         """
         self._live = live
@@ -235,7 +235,7 @@ class SampleLoader:
         return self._live.request(self._tasks(step), step=step).wait()
 
     def _make_shares(self, groups: Sequence[Group], ranks: int) -> list[Any]:
-        """For each rank its batches, as lists of samples; some have none, so that all ranks have as many."""
+        """For each rank its batches, as lists of samples. Some are empty, so that all ranks have the same number."""
         samples = [one for group in groups for one in group.samples if self._every_sample or one.advantage != 0]
         chosen = list(_split(samples, self._max_tokens, self._packed))
         chosen += [[] for _ in range(-len(chosen) % ranks)]
@@ -250,7 +250,7 @@ class SampleLoader:
 
 
 def _split(samples: Iterable[Sample], max_tokens: int, packed: bool) -> Iterator[list[Sample]]:
-    """Samples by length, as many together as a batch takes. One that is longer than a batch is alone in its own."""
+    """Samples by length, as many together as fit into a batch. A sample that is too long is alone in its batch."""
     rows: list[Sample] = []
     tokens = 0
     for sample in sorted(samples, key=lambda sample: (len(sample.ids), sample.id)):
@@ -279,7 +279,7 @@ def _batch(
 
 
 def _blank(pad_id: int) -> SampleBatch:
-    """A batch that trains nothing, for a rank that has nothing to do while others train."""
+    """A batch that trains nothing, for a rank without samples while others train."""
     zeros_bl = torch.zeros(1, 2)
     return SampleBatch(
         samples=(),

@@ -1,7 +1,7 @@
 """`TransformersEngine`: a transformers model in this process as the engine behind the gateway.
 
-The trainer's own model samples, with the weights that it has at the moment. It needs no server and no second copy of
-the weights; it is meant for small models, since it has none of an inference engine's speed.
+The trainer's own model samples, with its current weights. It needs no server and no second copy of the weights. It is
+meant for small models, because it is much slower than an inference engine.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rolltape.gateway.engines.function import FunctionEngine, SampledReply
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.records.turn import LogprobKind
 
-_GATHER_S = 0.005  # that a batch waits for more requests
+_GATHER_S = 0.005  # how long a batch waits for more requests
 
 
 class _Request(NamedTuple):
@@ -26,19 +26,19 @@ class _Request(NamedTuple):
 
 
 class TransformersEngine(FunctionEngine):
-    """Samples with a causal language model of transformers, requests that come together in one batch.
+    """Samples with a causal language model of transformers. Requests that come together form one batch.
 
     Example:
 
         model = AutoModelForCausalLM.from_pretrained(folder)
         engine = TransformersEngine(model)
 
-    The model may be in training at the same time only as long as nobody samples: its weights are those of the moment.
+    Do not train the model while it samples: it always uses the current weights.
     Logprobs are after temperature, of the whole distribution, as trainers compute them. Seeds are applied.
     """
 
     def __init__(self, model: Any, *, max_batch: int = 64) -> None:
-        """`model` is the model itself, not a wrapper around it; `max_batch` limits the rows of one batch."""
+        """`model` is the model itself, not a wrapper around it. `max_batch` limits the rows of one batch."""
         super().__init__(
             self._sample,
             name=f"transformers ({type(model).__name__})",
@@ -46,7 +46,7 @@ class TransformersEngine(FunctionEngine):
             logprob_kind=LogprobKind.AFTER_TEMPERATURE,
             applies=("temperature", "top_p", "top_k", "seed", "max_tokens"),
         )
-        self.loop = None  # it needs nothing of the loop in which it was made
+        self.loop = None  # it does not depend on the loop in which it was made
         self._model = model
         self._max_batch = max_batch
         self._waiting: list[_Request] = []
@@ -60,7 +60,7 @@ class TransformersEngine(FunctionEngine):
         return await request.reply
 
     async def _sample_waiting(self) -> None:
-        """Sample batches until nobody waits."""
+        """Sample batches until no request waits."""
         while self._waiting:
             await asyncio.sleep(_GATHER_S)
             batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
@@ -74,7 +74,7 @@ class TransformersEngine(FunctionEngine):
                         request.reply.set_exception(error)
                 continue
             for request, reply in zip(batch, replies, strict=True):
-                if not request.reply.done():  # it was aborted meanwhile
+                if not request.reply.done():  # it was aborted in the meantime
                     request.reply.set_result(reply)
 
 
@@ -122,7 +122,7 @@ class _Row:
 
 
 def _sampled_tokens(model: Any, prompts: Sequence[Sequence[int]], rows: Sequence[_Row]) -> Any:
-    """Give the next token of every row, and its logprob, on and on."""
+    """Yield the next token of every row, and its logprob, without end."""
     device = model.device
     longest = max(map(len, prompts))
     ids_bl = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts], device=device)
@@ -152,7 +152,7 @@ def _sampled_tokens(model: Any, prompts: Sequence[Sequence[int]], rows: Sequence
 
 
 def _choose(logprobs_v: Tensor, row: _Row, generator: torch.Generator | None) -> Tensor:
-    """Sample one token by a row's own parameters."""
+    """Sample one token with a row's own parameters."""
     if row.temperature == 0:
         return logprobs_v.argmax()
     probs_v = logprobs_v.exp()

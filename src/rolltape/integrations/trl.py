@@ -1,11 +1,11 @@
-"""TRL: rollouts for its `GRPOTrainer`, and a trainer that takes every sample of a rollout.
+"""TRL: rollouts for its `GRPOTrainer`, and a trainer that uses every sample of a rollout.
 
     live = LiveGroups("runs/exp1", collect=settings, engine="vllm:http://127.0.0.1:8000")
     rollouts = TrlRollouts(live, tasks)
     trainer = SampleGRPOTrainer(model, rollouts=rollouts, args=args, train_dataset=rollouts.dataset)
     trainer.train()
 
-`GRPOTrainer` itself takes a `TrlRollouts` as its `rollout_func`. docs/how-to/train/trl.md has both.
+`GRPOTrainer` itself accepts a `TrlRollouts` as its `rollout_func`. docs/how-to/train/trl.md shows both.
 """
 
 import json
@@ -38,10 +38,10 @@ _EVERY_SAMPLE = msgspec.structs.replace(
     FORM, leaves_out={fact: why for fact, why in FORM.leaves_out.items() if fact is not Fact.FORKED}
 )
 _STATE_FILE = "rolltape.json"  # in each checkpoint
-# Loss types that take the mean over rows: of each row's mean over tokens, or of its sum.
+# Loss types that average over rows: over each row's mean over tokens, or over its sum.
 _ROW_MEANS, _ROW_SUMS = frozenset({"grpo", "sapo"}), frozenset({"dr_grpo", "luspo"})
 
-Row = dict[str, Any]  # the fields of one completion, as `row` gives them
+Row = dict[str, Any]  # the fields of one completion, as `row` returns them
 
 
 class TrlRollouts(TrainerCallback):
@@ -59,17 +59,17 @@ class TrlRollouts(TrainerCallback):
             args=GRPOConfig(num_generations=8, temperature=1.0),
         )
 
-    TRL asks for `num_generations` completions of each prompt, which become the attempts of one group. An attempt that
+    TRL requests `num_generations` completions of each prompt, which become the attempts of one group. An attempt that
     failed, or has nothing to train, is a placeholder: one token that does not train, without a reward if it failed.
-    `GRPOTrainer` takes one row for each attempt. Of a rollout with several samples it gets the one with the most
-    trained tokens; a warning says how many tokens are left out, and so does the group's event on the tape.
-    `SampleGRPOTrainer` takes them all.
+    `GRPOTrainer` uses one row for each attempt. From a rollout with several samples it gets the one with the most
+    trained tokens. A warning, and the group's event on the tape, state how many tokens are left out.
+    `SampleGRPOTrainer` uses all samples.
 
-    Evaluations are collected under the split "eval". The weight version is the number of optimizer steps. As a
-    callback it marks groups as done when TRL has used them, and saves with each checkpoint which these are; a training
-    that is resumed from a checkpoint gets the later ones again.
+    Evaluations are collected under the split "eval". The weight version is the number of optimizer steps. The callback
+    marks groups as done when TRL has used them, and saves with each checkpoint which groups are done. A training that
+    is resumed from a checkpoint gets the later groups again.
 
-    Where there are several ranks, the first one collects for all.
+    With several ranks, the first one collects for all.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class TrlRollouts(TrainerCallback):
         """Prepare rollouts; nothing runs yet.
 
         Arguments:
-            live: What collects. It need not be started; only the first rank uses it.
-            tasks: All tasks that are trained or evaluated on. A prompt of the trainer's dataset stands for a task: its
-                "prompt", if that is unlike all others, else its id.
-            load_weights: Called with the model and the new version before rollouts are collected with other weights
-                than before, while no reply is in flight. None: the engine has the trainer's weights anyway, as TRL's
+            live: The source of groups. It need not be started; only the first rank uses it.
+            tasks: All tasks that are trained or evaluated on. In the trainer's dataset, the prompt of a task is its
+                "prompt" if that is unique, else its id.
+            load_weights: Called with the model and the new version when the weights have changed, before rollouts are
+                collected and while no reply is in flight. None: the engine has the trainer's weights anyway, as TRL's
                 vLLM and a `TransformersEngine` do.
         """
         self._live = live
@@ -99,7 +99,7 @@ class TrlRollouts(TrainerCallback):
         self._version: str | None = None
         self._names = TaskNames()
         self._in_use: list[Group] = []  # that TRL trains on
-        self._left_out: dict[str, str] = {}  # by group: what of it TRL does not get
+        self._left_out: dict[str, str] = {}  # by group: a sentence on what TRL does not get
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """The completions of prompts, one row for each, as a `rollout_func` returns them."""
@@ -112,7 +112,7 @@ class TrlRollouts(TrainerCallback):
         return reward
 
     def collect(self, prompts: Sequence[Any], trainer: Any, *, every_sample: bool = True) -> list[list[Row]]:
-        """The rows of each prompt's rollout: one, or with `every_sample` one for each sample. For all ranks at once."""
+        """The rows of each prompt's rollout: one, or with `every_sample` one per sample. All ranks must call it."""
         self._trainer = trainer
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         everyone = gather_object(list(prompts)) if ranks > 1 else list(prompts)
@@ -194,7 +194,7 @@ class TrlRollouts(TrainerCallback):
         return [rows.get(attempt) or [_placeholder(trainer, group.id, None, None)] for attempt in range(size)]
 
     def mark_done(self) -> None:
-        """Mark what TRL was given so far as done."""
+        """Mark the groups that TRL has so far as done."""
         for group in self._in_use:
             group.done(self._left_out.pop(group.id, None))
         self._in_use.clear()
@@ -230,24 +230,24 @@ class SampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         trainer = SampleGRPOTrainer(model, rollouts=rollouts, args=args, train_dataset=rollouts.dataset)
 
     What is different:
-    - Further samples of rollouts that forked are rows of their own, so a micro-batch may be larger than
-      `per_device_train_batch_size`. Losses that are means over rows count a rollout once, its samples by their
+    - Further samples of rollouts that forked are separate rows, so a micro-batch may be larger than
+      `per_device_train_batch_size`. Losses that are means over rows count a rollout once, and its samples by their
       `loss_weight`.
     - Advantages are those of `LiveGroups`, over the rollouts of a group; `scale_rewards` has no effect on them.
-    - `vllm_importance_sampling_correction` (on by default) compares with the recorded logprobs, whatever the engine.
+    - `vllm_importance_sampling_correction` (on by default) compares with the recorded logprobs, with every engine.
     """
 
     use_vllm: bool
 
     def __init__(self, *args: Any, rollouts: TrlRollouts, **kwargs: Any) -> None:
-        """All arguments are those of `GRPOTrainer`, but for `rollouts`, which is its `rollout_func` too."""
+        """All arguments are those of `GRPOTrainer`, except `rollouts`, which also replaces its `rollout_func`."""
         kwargs = {"reward_funcs": rollouts.reward, "rollout_func": self._give_rows, **kwargs}
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), rollouts]
         super().__init__(*args, **kwargs)
         self._rollouts = rollouts
         self._rows: list[Row] = []
         if not self.use_vllm:
-            # TRL corrects by the logprobs of vLLM alone, and syncs its weights before it generates.
+            # TRL corrects only by logprobs of vLLM, and syncs vLLM's weights before it generates.
             self.use_vllm, self.vllm_generation, self._last_loaded_step = True, _NothingToSync(), -1
 
     def _give_rows(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -269,7 +269,7 @@ class SampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return output
 
     def _count_rows(self, rows: int) -> int:
-        """How many rows this rank has to give: as many as all others, in whole groups, and to be split into steps."""
+        """How many rows this rank must return: as many as all others, in whole groups, divisible into steps."""
         steps = self.args.steps_per_generation if self.model.training else 1
         size = self.num_generations if self.model.training else self.num_generations_eval
         most: int = max(gather_object([rows]))
@@ -278,7 +278,7 @@ class SampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return most
 
     def _scaled_advantage(self, one: Row, rows_per_rollout: float) -> float:
-        """A row's advantage, scaled so that a mean over rows is one over rollouts."""
+        """A row's advantage, scaled so that a mean over rows becomes a mean over rollouts."""
         advantage = one["advantage"]
         if advantage is None:
             raise GroupsError(
@@ -291,14 +291,14 @@ class SampleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class _NothingToSync:
-    """Stands where TRL has its vLLM: the engine has the trainer's weights, or `load_weights` hands them over."""
+    """Replaces TRL's vLLM: the engine has the trainer's weights, or `load_weights` updates them."""
 
     def sync_weights(self) -> None:
         return
 
 
 def _prompt(task: Task, prompts: Counter[str]) -> Any:
-    """What stands for a task in TRL's dataset: its prompt, or its id where it has none of its own."""
+    """The prompt of a task in TRL's dataset: its own prompt if that is unique, else its id."""
     prompt = task.data.get("prompt")
     return prompt if isinstance(prompt, str) and prompts[_key(prompt)] == 1 else task.id
 
@@ -317,7 +317,7 @@ def _check_temperature(samples: Iterable[Sample], temperature: float) -> None:
 
 
 def _placeholder(trainer: Any, group: str | None, rollout: str | None, reward: float | None) -> Row:
-    """A row that trains nothing. TRL leaves one without a reward out of its baseline."""
+    """A row that trains nothing. If it has no reward, TRL leaves it out of its baseline."""
     end = trainer._tokenizer.eos_token_id
     return {
         "prompt_ids": [end],

@@ -1,4 +1,4 @@
-"""New weights while replies are in flight: at a gateway of this process, or at that of another one."""
+"""Changes weights while replies are in flight, at a gateway of this process or of other processes."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from rolltape.integrations.background import BackgroundLoop
 
 
 class WeightChange:
-    """A block in which weights may change; `LiveGroups.new_weights` makes it."""
+    """A `with` block in which weights may change. `LiveGroups.new_weights` makes it."""
 
     def __init__(self, background: BackgroundLoop, gateway: Gateway, version: str) -> None:
         self._background = background
@@ -36,7 +36,7 @@ class WeightChange:
 
 
 def ask_gateways(run: Path, folder: Path, version: str) -> int:
-    """Have the gateways of other processes, which record in a run, load weights; how many replies they interrupted."""
+    """Make other processes' gateways that record in a run load weights. Return how many replies they interrupted."""
     urls = [gateway.url for gateway in find_gateways(str(run))]
     if not urls:
         raise GroupsError(
@@ -45,13 +45,13 @@ def ask_gateways(run: Path, folder: Path, version: str) -> int:
         )
     weights = {"folder": str(folder.absolute()) if folder.exists() else str(folder), "version": version}
     with httpx.Client(headers={"Authorization": f"Bearer {read_admin_key(run)}"}, timeout=None) as http:
-        # Two of them may have the same engines: none samples while another one's load.
+        # Two gateways may share engines: all pause, so that none samples while another loads weights.
         paused = [_post(http, f"{url}/weights/pause", {}) for url in urls] if len(urls) > 1 else []
         return sum(paused) + sum(_post(http, f"{url}/weights/update", weights) for url in urls)
 
 
 def _post(http: httpx.Client, url: str, body: dict[str, str]) -> int:
-    """How many replies were interrupted."""
+    """Send a request. Return how many replies were interrupted."""
     answer = http.post(url, json=body)
     if answer.is_error:
         raise EngineError(f"{url}: {answer.status_code}: {answer.text}")

@@ -9,7 +9,7 @@ from rolltape.records.turn import Finish, LogprobKind
 
 
 def client_engine(client: Any, logprob_kind: LogprobKind | str | None = None) -> FunctionEngine:
-    """verl's `LLMServerClient` as an engine: its servers sample, and say the global step of their weights."""
+    """verl's `LLMServerClient` as an engine: its servers sample, and report the global step of their weights."""
 
     async def sample(prompt_ids: list[int], wanted: Generation) -> Generated:
         params = {
@@ -23,7 +23,7 @@ def client_engine(client: Any, logprob_kind: LogprobKind | str | None = None) ->
         output = await client.generate(wanted.session, prompt_ids=prompt_ids, sampling_params=params)
         where = f"verl's client, generation {wanted.id}"
         ids = sampled_ids([int(token) for token in output.token_ids], where)
-        # verl calls it completed, whether the reply ended by itself or at its longest.
+        # verl reports "completed" both for a reply that stopped and for one that reached its limit.
         ended = Finish.STOP if len(ids) and int(ids[-1]) in wanted.stop_ids else Finish.LENGTH
         steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
         first, last = (None if step is None else str(step) for step in steps)
@@ -37,12 +37,12 @@ def client_engine(client: Any, logprob_kind: LogprobKind | str | None = None) ->
         )
 
     engine = FunctionEngine(sample, name="verl's client")
-    engine.loop = None  # Ray's handles work in any event loop, and the one that runs now may end before the training.
+    engine.loop = None  # Ray's handles work in any event loop, and the current loop may end before the training.
     return engine
 
 
 def server_logprob_kind(rollout: Any, sampling: Any) -> LogprobKind | None:
-    """Of which distribution the logprobs of verl's servers are."""
+    """The distribution of the logprobs of verl's servers."""
     if rollout.get("name") != "vllm":
         return LogprobKind.AFTER_TEMPERATURE if rollout.get("name") == "sglang" else None
     if rollout.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":

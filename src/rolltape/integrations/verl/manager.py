@@ -41,10 +41,10 @@ log = logging.getLogger("rolltape.integrations")
 
 
 class RolltapeManager:
-    """The agent loop manager of a verl job: `generate_sequences` gives the rollouts of a batch of prompts.
+    """The agent loop manager of a verl job: `generate_sequences` returns the rollouts of a batch of prompts.
 
-    It takes both forms that verl's trainers use. From a `DataProto` whose rows are attempts, a `DataProto` with the
-    same rows is returned. The prompts of a `TensorDict` are collected in the background, and their samples are put into
+    It accepts both forms that verl's trainers use. For a `DataProto` whose rows are attempts, it returns a `DataProto`
+    with the same rows. The prompts of a `TensorDict` are collected in the background, and their samples are put into
     verl's TransferQueue.
     """
 
@@ -55,7 +55,7 @@ class RolltapeManager:
         teacher_client: Any = None,
         reward_loop_worker_handles: Any = None,
     ) -> None:
-        """As verl calls it. Rewards are those of our environments, so verl's own reward workers have no part in it."""
+        """verl calls it. Rewards come from our environments, so verl's own reward workers are not used."""
         block = OmegaConf.to_container(OmegaConf.create(config.get("rolltape") or {}), resolve=True)
         given = {str(name): value for name, value in block.items()} if isinstance(block, dict) else {}
         if "run" not in given:
@@ -87,11 +87,11 @@ class RolltapeManager:
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> "RolltapeManager":
-        """As verl makes it."""
+        """Make a manager, as verl calls it."""
         return cls(*args, **kwargs)
 
     def close(self) -> None:
-        """End the gateway, and what runs."""
+        """End the gateway, and all running attempts."""
         if self._publishing is not None:
             self._publishing.close()
         for live in self._live.values():
@@ -99,14 +99,14 @@ class RolltapeManager:
 
     @auto_await  # type: ignore[untyped-decorator]
     async def generate_sequences(self, prompts: Any) -> DataProto | None:
-        """Run the rollouts of a batch of prompts: see the class."""
+        """Run the rollouts of a batch of prompts, as the class describes."""
         if isinstance(prompts, DataProto):
             return await self._answer(prompts)
         self._publish_later(prompts)
         return None
 
     async def _answer(self, prompts: DataProto) -> DataProto:
-        """A row for each row: a rollout's sample with the most trained tokens, or one that trains nothing."""
+        """An output row for each input row: a rollout's sample with the most trained tokens, or a blank sample."""
         began = time.monotonic()
         if "__do_sample__" in prompts.non_tensor_batch:
             raise GroupsError("algorithm.adv_estimator is remax, which samples greedily beside; use rolltape or grpo")
@@ -127,7 +127,7 @@ class RolltapeManager:
         turns = []
         for key in keys:
             attempts = by_task.get(tasks[key].id) or [failed_attempt(None)]
-            attempt = attempts[seen[key] % len(attempts)]  # verl repeats rows to get a number that it can divide
+            attempt = attempts[seen[key] % len(attempts)]  # verl repeats rows to get a divisible number
             seen[key] += 1
             chosen.append(attempt[1][0])
             turns.append(attempt[0])
@@ -157,7 +157,7 @@ class RolltapeManager:
             self._published.pop(0).result()
 
     async def _publish(self, row: Row, task: Task, step: int, validates: bool) -> None:
-        """Put all samples of a prompt's rollouts into the queue, and then how it ended."""
+        """Put all samples of a prompt's rollouts into the queue, and then the prompt's final status."""
         queue = import_module("transfer_queue")
         uid, partition = row["uid"], "val" if validates else "train"
         await queue.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
@@ -179,7 +179,7 @@ class RolltapeManager:
         await queue.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
 
     def _queue_rows(self, group: Group, row: Row, step: int) -> tuple[list[str], list[Row], list[Row]]:
-        """Keys, fields and tags of a group's samples. Attempts that failed have none."""
+        """Keys, fields and tags of a group's samples. Failed attempts have no samples."""
         keys, fields, tags = [], [], []
         kept = {
             name: value for name, value in row.items() if name not in ("validate", "__rollout_n__", "__do_sample__")
@@ -200,14 +200,14 @@ class RolltapeManager:
         return keys, fields, tags
 
     def _begin(self, rows: Iterable[Row], step: int, validates: bool) -> list[Task]:
-        """The tasks of rows. At the first of a step, what was trained on before is done."""
+        """The tasks of rows. The first call of a step marks earlier groups as done."""
         if not validates:
             self._positions.begin(step)
         tasks = [with_id(plain(self._to_task(plain(row)))) for row in rows]
         return [self._names.name(task, step, "val" if validates else None) for task in tasks]
 
     def _take(self, group: Group, validates: bool) -> list[tuple[int, list[Sample]]]:
-        """Turns and samples of each attempt, the best first; what verl does not get of the group is noted."""
+        """The number of turns and the samples of each attempt. What verl does not get of the group is noted."""
         attempts = samples_by_attempt(group)
         left_out = sum(sample.trained_tokens for _, samples in attempts.values() for sample in samples[1:])
         reason = f"{left_out} tokens of forked rollouts are left out: verl takes one row for each" if left_out else None

@@ -1,4 +1,4 @@
-"""verl's rows: prompts of its dataset as tasks, and samples as the rows that its trainers take."""
+"""verl's rows: prompts of its dataset as tasks, and samples as rows for its trainers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from rolltape.records.sample import Sample
 
 Row = dict[str, Any]  # of verl's dataset: its columns, and `uid`, which is the same for all attempts at a prompt
 
-# A rollout's samples come in one answer here, and losses are by our advantages, so neither is worth a warning.
+# Here losses use our advantages, and all samples of a rollout are passed together, so forks need no warning.
 _FORM = msgspec.structs.replace(
     FORM, leaves_out={fact: report for fact, report in FORM.leaves_out.items() if fact is not Fact.FORKED}
 )
@@ -35,7 +35,7 @@ def recorded_advantages(
 
 
 def prompt_task(row: Row) -> Row:
-    """A row of verl's dataset as a task: its messages, the ground truth as the answer, and what is in `extra_info`."""
+    """A row of verl's dataset as a task: its messages, the ground truth as the answer, and its `extra_info`."""
     truth = (row.get("reward_model") or {}).get("ground_truth")
     answer = {} if truth is None else {"answer": truth}
     return {"messages": list(row["raw_prompt"]), **answer, **(row.get("extra_info") or {})}
@@ -65,9 +65,9 @@ def loop_output(sample: Sample, turns: int) -> AgentLoopOutput:
 
 
 def data_proto(groups: Iterable[Group], *, divisor: int = 1, **given: Any) -> DataProto:
-    """All samples of groups as one `DataProto`, for a trainer of your own, with advantages.
+    """All samples of groups as one `DataProto` with advantages, for your own trainer.
 
-    Rows that train nothing are added until their number can be divided by `divisor`. Other arguments are those of
+    Blank rows are added until the number of rows is a multiple of `divisor`. Other arguments are those of
     `data_proto_fields`: `pad_id`, `prompt_length`, `response_length`.
 
     Example:
@@ -87,7 +87,7 @@ def data_proto(groups: Iterable[Group], *, divisor: int = 1, **given: Any) -> Da
 
 
 def samples_by_attempt(group: Group) -> dict[int, tuple[int, list[Sample]]]:
-    """By attempt that finished: its turns, and its samples, the one with the most trained tokens first."""
+    """By finished attempt: its number of turns, and its samples, the one with the most trained tokens first."""
     by_rollout: dict[str, list[Sample]] = {}
     for sample in fitted(group.samples, _FORM):
         by_rollout.setdefault(sample.rollout, []).append(sample)
@@ -99,18 +99,18 @@ def samples_by_attempt(group: Group) -> dict[int, tuple[int, list[Sample]]]:
 
 
 def _untrained(group: Group, rollout: Rollout) -> Sample:
-    """What stands for a rollout with nothing to train, so that its reward counts."""
+    """A blank sample for a rollout with nothing to train, so that its reward counts."""
     blank = blank_sample(rollout.reward)
     return msgspec.structs.replace(blank, rollout=rollout.id, group=group.id)
 
 
 def failed_attempt(reward: float | None) -> tuple[int, list[Sample]]:
-    """What stands for an attempt that failed. With the mean of its group as reward it leaves that mean as it is."""
+    """A blank sample for an attempt that failed. With the mean of its group as reward, the mean stays the same."""
     return 0, [blank_sample(reward)]
 
 
 def row_at(prompts: Any, at: int) -> Row:
-    """One row of a `TensorDict`: tensors, and what else stands in it."""
+    """One row of a `TensorDict`: its tensors and other values."""
     one = prompts[at]
     return {
         name: getattr(value, "data", value) if not isinstance(value, torch.Tensor) else value
@@ -119,7 +119,7 @@ def row_at(prompts: Any, at: int) -> Row:
 
 
 def plain(value: Any) -> Any:
-    """numpy's values and arrays as those of Python."""
+    """Values and arrays of numpy and torch as plain Python values."""
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
