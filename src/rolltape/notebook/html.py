@@ -44,12 +44,12 @@ def framed(*parts: str) -> str:
 
 
 def text(value: str) -> str:
-    """Escaped text; characters that hide or reorder other text are made visible."""
+    """Escaped text. Characters that hide or reorder other text are made visible."""
     return escape(visible(value.replace("\r\n", "\n"), keep="\n\t"))
 
 
 def clipped(value: str, longest: int = 2_000) -> str:
-    """Escaped text, cut at `longest` characters without a remark; for names."""
+    """Escaped text for names, cut at `longest` characters."""
     return text(value if len(value) <= longest else f"{value[:longest]}…")
 
 
@@ -69,12 +69,12 @@ def details(summary: str, *parts: str, opened: bool = True) -> str:
 
 
 def gap(what: str) -> str:
-    """A label in place of what is left out."""
+    """A label in place of content that is left out."""
     return f'<span class="rt-gap">{text(what)}</span>'
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str]) -> str:
-    """A table of texts; columns are right-aligned, so that digits stand below each other, unless named in `left`."""
+    """A table of texts. Columns are right-aligned, so that digits line up, unless they are named in `left`."""
     sides = ["" if name in left else ' class="rt-number"' for name in header]
     lines = ["".join(f"<th{side}>{text(cell)}</th>" for side, cell in zip(sides, header, strict=True))]
     lines += [

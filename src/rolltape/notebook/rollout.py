@@ -27,7 +27,7 @@ _SESSIONS = 8
 _SAMPLES, _SAMPLE_TOKENS = 4, 400
 _TREE_FIRST, _TREE_LAST, _TREE_FORKS = 120, 60, 120  # turns of a tree
 _TREE_MESSAGES = 2  # of a turn
-_INDENT, _DEEPEST = 18, 14  # pixels per column of a tree; columns further out are drawn on the last
+_INDENT, _DEEPEST = 18, 14  # pixels per column of a tree; further columns are drawn at the last one
 
 
 def run_html(run: Run) -> str:
@@ -135,7 +135,7 @@ def tree_html(tree: Tree) -> str:
 
 
 def tree_parts(tree: Tree, forks: Sequence[Fork]) -> str:
-    """The turns from top to bottom; of many the first, the last, and those that fork."""
+    """The turns from top to bottom. If there are many, only the first, the last, and forks."""
     at = {fork.turn: fork for fork in forks}
     spell = spell_at(tree.tokenizers)
     return div("box", *_rows(list(drawn_turns(tree)), at, spell))

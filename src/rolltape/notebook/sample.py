@@ -1,4 +1,4 @@
-"""A sample in a notebook: its tokens, colored by fate; a title on each token gives the rest."""
+"""A sample in a notebook: its tokens, colored by fate, with the other facts in a title on each token."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from rolltape.records.wording import number, plural
 from rolltape.samples.spelling import PART, spell_at, token_texts
 
 _SHOWN = 1_600  # tokens at the beginning and at the end together
-_WORST = 12  # trained tokens of what lies between, with those around them
+_WORST = 12  # least likely trained tokens in between, shown with those around them
 _AROUND = 12
 
 
@@ -21,7 +21,7 @@ def sample_html(sample: Sample) -> str:
 
 
 def sample_parts(sample: Sample, shown: int = _SHOWN) -> str:
-    """A sample's title, legend and tokens: of a long one the beginning, the end and the least likely tokens."""
+    """A sample's title, legend and tokens. A long one shows the beginning, the end and the least likely tokens."""
     facts = [
         f"sample {sample.index} of {sample.siblings}",
         f"{plural(len(sample.ids), 'token')}, {sample.trained_tokens:,} trained",
@@ -47,7 +47,7 @@ def _tokens(sample: Sample, shown: int) -> Iterator[str]:
 
 
 def _windows(sample: Sample, shown: int) -> list[tuple[int, int]]:
-    """Which tokens are shown: all, or the beginning, the end, and those around the least likely ones between."""
+    """Which tokens are shown: all, or the beginning, the end, and those around the least likely ones in between."""
     length, end = len(sample.ids), shown // 2
     if length <= shown:
         return [(0, length)]
@@ -64,7 +64,7 @@ def _windows(sample: Sample, shown: int) -> list[tuple[int, int]]:
 
 
 def _window(sample: Sample, start: int, texts: Sequence[str], between: str) -> Iterator[str]:
-    """A range of tokens: each sampled one in a span of its own, a prompt's in one."""
+    """A range of tokens. Each sampled token has its own span; a prompt's tokens share one."""
     stop = start + len(texts)
     for part in sample.spans:
         first, last = max(part.start, start), min(part.stop, stop)
@@ -98,5 +98,5 @@ def _about(sample: Sample, part: Span, at: int) -> str:
 
 
 def _shown(one: str) -> str:
-    """A token's text with line breaks marked; empty if the token is only part of a character."""
+    """A token's text with line breaks marked, or "" if the token is only part of a character."""
     return "" if one == PART else one.replace("\n", "↵\n")
