@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Loaded on first use: a program that only records need not wait for what reads Parquet.
+# Loaded on first use: a program that only records need not wait for the modules that read Parquet.
 _MODULES = {
     "rolltape.collect.collector": "Collector",
     "rolltape.collect.environments.protocol": "Environment",

@@ -1,4 +1,4 @@
-"""`python -m rolltape`, for where the command itself is not on the path."""
+"""`python -m rolltape`, for environments where the command is not on the path."""
 
 from rolltape.cli.app import main
 

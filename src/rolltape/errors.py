@@ -18,7 +18,7 @@
     ├── GroupsError            groups: they cannot be given to a trainer as asked
     ├── ExportError            files: records cannot be written in that format, or a query is wrong
     ├── ImportFileError        files: a file of another program cannot be imported
-    ├── SinkError              trackers: one cannot be opened, or did not keep everything
+    ├── SinkError              trackers: one cannot be opened, or did not store everything
     ├── EngineError            inference engines
     │   ├── CheckpointError    a folder has no model that the engine can run
     │   ├── PromptError        a prompt is empty, too long, or has ids outside the vocabulary
@@ -49,11 +49,11 @@
     ├── ViewError              the web page: runs cannot be shown as asked
     │   └── NoAnswer           a request of the page cannot be answered; it carries the HTTP status
     ├── MissingExtra           a package of an extra is not installed
-    │   ├── MissingFormat      one that writes a format; an ExportError, too
-    │   └── MissingTracker     one that opens a tracker; a SinkError, too
+    │   ├── MissingFormat      the package writes a format; an ExportError, too
+    │   └── MissingTracker     the package opens a tracker; a SinkError, too
     └── UsageError             the command line: a flag or an argument is wrong
 
-A message says where, the two facts that disagree, and what to do next:
+A message states the place, the two facts that disagree, and what to do next:
 
     turn 01J8…: 412 sampled ids but 411 logprobs; ask the engine for logprobs on every token
 """
@@ -90,7 +90,7 @@ class ClosedError(RecordError):
 
 
 class TakenOverError(ClosedError):
-    """Another process took the rollout over; what this one records of it is refused."""
+    """Another process took the rollout over. This process can no longer record it."""
 
 
 class TapeError(RolltapeError):
@@ -142,7 +142,7 @@ class ImportFileError(RolltapeError):
 
 
 class SinkError(RolltapeError):
-    """A tracker cannot be opened, or did not keep everything."""
+    """A tracker cannot be opened, or did not store everything."""
 
 
 class EngineError(RolltapeError):
@@ -170,7 +170,7 @@ class EngineUnreachable(EngineError):
 
 
 class EngineFault(EngineError):
-    """The engine answered with an error or an impossible reply. `status` is that of HTTP, None without one.
+    """The engine answered with an error or an impossible reply. `status` is the HTTP status, or None.
 
     `reason` is the message of the engine's error, without addresses and keys, and `code` its code, if it has one.
     """
@@ -276,7 +276,7 @@ class EngineFailed(GatewayError):
 
 
 class RequestRefused(EngineFailed):
-    """A hosted endpoint refuses what the agent sent. The reply to the agent says why."""
+    """A hosted endpoint refuses what the agent sent. The reply to the agent states why."""
 
 
 class TaskError(RolltapeError):
@@ -288,7 +288,7 @@ class SourceError(TaskError):
 
 
 class BadTasks(TaskError):
-    """Entries of a source are not valid tasks. `problems` says where and why for some of them; `count` is the total."""
+    """Entries of a source are not valid tasks. `problems` has place and reason of some; `count` is the total."""
 
     def __init__(self, message: str, problems: tuple[str, ...], count: int) -> None:
         super().__init__(message)
@@ -337,11 +337,11 @@ class MissingExtra(RolltapeError):
 
 
 class MissingFormat(MissingExtra, ExportError):
-    """A format is written by a package that is not installed."""
+    """The package that writes a format is not installed."""
 
 
 class MissingTracker(MissingExtra, SinkError):
-    """A tracker is opened by a package that is not installed."""
+    """The package of a tracker is not installed."""
 
 
 class UsageError(RolltapeError):

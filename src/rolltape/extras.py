@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def import_extra(
     name: str, extra: str, *, what: str = "this", missing: type[MissingExtra] = MissingExtra
 ) -> ModuleType:
-    """Import a module, or raise `missing`: `what` needs its package, which is not installed, or is broken."""
+    """Import a module, or raise `missing` with the message that `what` needs its package."""
     package = name.partition(".")[0]
     try:
         return import_module(name)

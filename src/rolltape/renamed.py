@@ -34,7 +34,7 @@ def renamed(
         home, own = homes[name]
         imported = import_module(home)
         for other, (place, there) in homes.items():
-            # Other names of the module and of its packages are loaded now, and need not come here.
+            # Other names of the module and of its packages are loaded now, so set them too.
             if there and other not in names and f"{home}.".startswith(f"{place}."):
                 setattr(sys.modules[module], other, getattr(sys.modules[place], there))
         value = getattr(imported, own) if own else imported

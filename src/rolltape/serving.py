@@ -16,7 +16,7 @@ _FILES = 2**16  # more slows down child processes that close every possible file
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop's where it is installed."""
+    """The function that makes event loops: uvloop's if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -77,7 +77,7 @@ def describe_listen_error(host: str, port: int, error: OSError) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the system says of an error, such as "Connection refused", without what asyncio adds."""
+    """The system's text for an error, such as "Connection refused", without what asyncio adds."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
@@ -98,7 +98,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_in(address: str) -> str:
-    """The host in a URL; empty: there is none."""
+    """The host in a URL, or "" if there is none."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -106,7 +106,7 @@ def host_in(address: str) -> str:
 
 
 def bearer_token(request: web.Request) -> str | None:
-    """The key in a request's Authorization header; None: there is none."""
+    """The key in a request's Authorization header, or None."""
     given = request.headers.get("Authorization", "")
     return given[7:].strip() if given.lower().startswith("bearer ") else None
 
