@@ -111,7 +111,7 @@ def _constraint(
 
 
 def _callable_tools(ask: ChatRequest) -> dict[str, dict[str, Any]]:
-    """The tools that may be called, with their schemas. Unless a call is forced, only strict tools keep their schema."""
+    """The tools that may be called, with their schemas. Unless a call is forced, only strict tools keep theirs."""
     forced = ask.tool_choice.mode == "required"
     tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in ask.all_tools or ()}
     return {

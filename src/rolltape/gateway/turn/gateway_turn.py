@@ -161,7 +161,7 @@ class GatewayTurn:
 
     @property
     def sampled(self) -> tuple[Ids, Logprobs | None]:
-        """The reply's ids and logprobs on the tape, over all turns that it took; logprobs are None if some are missing."""
+        """The recorded ids and logprobs of the reply, over all turns that it took; no logprobs if some are missing."""
         parts = self._recorded_parts
         given = [part.logprobs for part in parts if len(part.sampled_ids)]
         known = [one for one in given if one is not None]

@@ -189,7 +189,7 @@ class Generator:
         return given.finish is not Finish.ABORT
 
     async def _find_stall(self, engine: Engine) -> str | None:
-        """Why no token came before all clients left, if that is the engine's fault; None if it may have been sampling."""
+        """Why no token came before all clients left, or None if the engine may have been sampling."""
         if getattr(engine, "keeps_aborted", False):  # such an engine returns the ids sampled before an abort
             return f"{engine.name} had not sampled a token"
         try:

@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 
 def fill_in(request: ChatRequest, turns: Sequence[Turn]) -> ChatRequest:
-    """The request with the whole conversation, as if its client had sent it all; raises BadRequest for unknown replies."""
+    """The request with the whole conversation, as if its client had sent it; raises BadRequest for unknown replies."""
     known = {turn.facts.extra.get("reply_id", ""): turn for turn in turns if turn.reply is not None}
     messages = [_without_references(message, known) for message in request.messages]
     if request.after_reply is not None:

@@ -288,7 +288,7 @@ def cut_at_stop(
 ) -> list[PartialGeneration]:
     """The parts up to the token that completes a stop string, if an interruption split that string.
 
-    No engine sees such a stop string complete. The last `before` ids of the prompt are the reply's too, sampled earlier.
+    No engine sees such a stop string complete. The last `before` ids of the prompt are of the reply too.
     """
     uncut = not before and len(parts) < 2
     if not stops or uncut or any(part.given.message is not None for part in parts):
@@ -324,7 +324,7 @@ def keep_ids(parts: Sequence[PartialGeneration], prompt: int, count: int) -> lis
 
 
 def _cut_part(part: PartialGeneration, count: int, end: int, stop: str | None) -> PartialGeneration:
-    """The first `count` ids of a part, which then ends by this stop string, if any; `end` counts from the prompt's start."""
+    """The first `count` ids of a part, which ends by `stop`, if any; `end` counts from the prompt's start."""
     given = part.given
     segments = [Segment(one.start, min(one.stop, count), one.first_version, one.last_version) for one in given.segments]
     side: dict[str, Any] = {

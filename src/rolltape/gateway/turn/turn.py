@@ -453,6 +453,6 @@ def _covered(after: Turn | None) -> int:
 
 
 def _log_failure(written: "asyncio.Future[None]") -> None:
-    """Log a delivery that could not be written. It stays unknown: the reply trains only if a later request proves it."""
+    """Log a delivery that could not be written. The reply then trains only if a later request proves it."""
     if not written.cancelled() and (error := written.exception()) is not None:
         log.warning("a delivery could not be recorded: %s", error)
