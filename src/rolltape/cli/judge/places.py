@@ -29,7 +29,7 @@ class PlaceOptions:
         return self.by or getpass.getuser()
 
     def find(self, selected: SelectedRollouts) -> tuple[Rollout, str | None, TokenRange | None]:
-        """The rollout, the turn and the tokens that are meant; raises NoSuchRollout if it does not have them."""
+        """Find the rollout, the turn and the tokens; raises NoSuchRollout if the rollout does not have them."""
         (rollout,) = selected
         if self.tokens is not None and self.turn is None:
             raise UsageError(f"--tokens {self.tokens}: give --turn as well")
@@ -44,7 +44,7 @@ class PlaceOptions:
 
 
 def check_turn(given: str) -> str:
-    """What --turn names, if it can be a turn."""
+    """Check the value of --turn; raises UsageError if it cannot be a turn."""
     try:
         return given if is_short_turn(given) else parse_turn_id(given).id
     except RecordError:
