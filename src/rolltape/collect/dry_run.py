@@ -54,7 +54,7 @@ def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str,
                     logs=run / "logs" / rollout,
                 )
                 given = agent.preview(assignment)
-            except Exception as error:  # anybody's environment
+            except Exception as error:  # user code may raise anything
                 why = describe_error(error)
                 raise TaskError(f"{task.where}: environment {environment.name} could not begin: {why}") from error
             yield {

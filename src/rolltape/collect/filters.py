@@ -50,8 +50,8 @@ class Verdict(NamedTuple):
 
     rollout: str
     try_index: int
-    reason: str | None = None  # why it is kept out of training; None: this rule lets it train
-    unjudged: str | None = None  # why the rule cannot decide; the rule's filter stays as it is
+    reason: str | None = None  # why it is kept out of training, or None if this rule lets it train
+    unjudged: str | None = None  # why the rule cannot decide; its filter then does not change
 
     @property
     def key(self) -> Key:

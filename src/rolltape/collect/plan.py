@@ -1,4 +1,4 @@
-"""Plan a collection: its tasks and attempts, which of them a run already holds, and whether it may be resumed."""
+"""Plan a collection: its tasks and attempts, which of them are already in the run, and whether it may be resumed."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -80,7 +80,7 @@ def late_rewards(
     fields: RewardPaths | None = None,
     on_unknown: Callable[[str], None] | None = None,
 ) -> list[LateReward]:
-    """Check rewards for a run: objects with `rollout` (whatever `run.rollout` takes) and `reward`.
+    """Check rewards for a run: objects with `rollout` (any id for `run.rollout`) and `reward`.
 
     They may have `terms`, `by`, `try` (otherwise the try that counts) and `turn`. `fields` has the paths of the id, the
     reward and the terms in objects of another program. The argument `by` is for rewards without `by`. If one cannot be

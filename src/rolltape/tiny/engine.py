@@ -56,7 +56,7 @@ class TinyEngine:
         file = Path(folder) / "tokenizer.json"
         self.config: ModelConfig = model.config
         self.context = model.config.context if context is None else min(context, model.config.context)
-        self.texts = TokenTexts(file) if file.is_file() else None  # None: no texts and no stop strings
+        self.texts = TokenTexts(file) if file.is_file() else None  # None for no texts and no stop strings
         self._prefix_cache_mb = prefix_cache_mb
         self._batch = RequestBatch(
             self._weights(model, version),

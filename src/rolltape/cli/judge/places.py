@@ -15,7 +15,7 @@ from rolltape.tape.recording.annotating import check_place
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Which part of a rollout a tag or note is on, and who writes it."""
+    """The options for the place of a tag or note in a rollout, and its author."""
 
     turn: TurnOption = None
     tokens: Annotated[
@@ -25,7 +25,7 @@ class PlaceOptions:
     by: Annotated[str | None, option("--by NAME", "Author (default: your user name).")] = None
 
     def author(self) -> str:
-        """Who writes it."""
+        """The author: of --by, else the user."""
         return self.by or getpass.getuser()
 
     def find(self, selected: SelectedRollouts) -> tuple[Rollout, str | None, TokenRange | None]:

@@ -29,7 +29,7 @@ _DRIVE_GRACE_S = 600.0  # added to an attempt's time, for the setup and the scor
 
 
 class ChatAgent:
-    """Plays every seat of an episode in the order that the episode gives, each with a conversation of its own.
+    """Plays every seat of an episode in the order of the episode, each with its own conversation.
 
     The seat that ends the attempt gets the stop reason; the others have completed. Errors of the environment are
     passed on. An episode with its own agent loop runs itself.

@@ -19,7 +19,7 @@ class GatewayFault(Exception):
 
 
 class TurnsUsedUp(Exception):
-    """The gateway gives this session no more turns."""
+    """This session has had its maximum of turns."""
 
 
 class PromptRefused(Exception):
@@ -32,7 +32,7 @@ class ChatReply(NamedTuple):
     message: Message
     turn: str | None
     flags: tuple[str, ...]
-    cut: StopReason | None  # why the reply is incomplete; None: it is complete
+    cut: StopReason | None  # why the reply is incomplete, or None
 
     @property
     def calls(self) -> list[dict[str, Any]]:

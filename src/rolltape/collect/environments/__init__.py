@@ -145,7 +145,7 @@ async def opened(environment: Environment, episode: Episode) -> AsyncIterator[No
             try:
                 async with asyncio.timeout(_CLOSE_S):
                     await call_environment(environment.name, episode.close)
-            except Exception as error:  # anybody's environment; the attempt has ended all the same
+            except Exception as error:  # user code may raise anything; the attempt has ended anyway
                 log.warning("environment %s: an episode could not be closed", environment.name, exc_info=error)
 
 
@@ -183,5 +183,5 @@ class Environments:
             if hasattr(environment, "close"):
                 try:
                     await call_environment(environment.name, environment.close)
-                except Exception as error:  # the collection has ended all the same
+                except Exception as error:  # the collection has ended anyway
                     log.warning("environment %s could not be closed", environment.name, exc_info=error)

@@ -39,7 +39,7 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     base_url: str | None = None  # as for OpenAI's clients: http://127.0.0.1:8000/v1
     model: str | None = None
-    key_env: str | None = None  # the name of a variable; None: KEY_VARIABLE
+    key_env: str | None = None  # the name of a variable; None for KEY_VARIABLE
     function: str | None = None  # "python:module:function" instead: messages in, text out
     sampling: dict[str, Any] | None = None  # added to the request unchanged; None for _SAMPLING
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0  # of one answer

@@ -244,7 +244,7 @@ def drives(episode: Episode) -> TypeGuard[DrivenEpisode]:
 
 
 class Environment(Protocol):
-    """A kind of task: it asks, answers and scores.
+    """A kind of task: it makes the prompts, answers the model's replies, and scores attempts.
 
     Any class with `name`, `check` and `begin` is one. Tasks or `--environment` name it as "python:module:Class". This
     one asks a question, and rewards a reply that contains the answer:

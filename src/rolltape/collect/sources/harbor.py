@@ -78,11 +78,11 @@ class _TaskConfig(msgspec.Struct, frozen=True):
 
 
 class _Unusable(Exception):
-    """A task folder cannot be used; the message says why."""
+    """A task folder cannot be used; the message has the reason."""
 
 
 def is_harbor_folder(folder: Path) -> bool:
-    """Whether a folder is a task of Harbor, or holds some."""
+    """Whether a folder is a task of Harbor, or contains some."""
     return (folder / _CONFIG).is_file() or any(folder.glob(f"*/{_CONFIG}"))
 
 
@@ -145,7 +145,7 @@ def _read_sandbox(folder: Path, environment: _Environment, agent: _Agent) -> dic
         "env": _resolve(environment.env),
         "user": None if agent.user is None else str(agent.user),
         "timeout_s": agent.timeout_sec,
-        # Others have what --sandbox-network says.
+        # Others have the network of --sandbox-network.
         "network": "gateway" if closed else None,
     }
     return {name: value for name, value in fields.items() if value is not None}

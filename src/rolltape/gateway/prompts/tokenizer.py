@@ -101,7 +101,7 @@ class FolderTokenizer:
         return ids
 
     def encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The ids of a text that is a prompt by itself."""
+        """The ids of a text that is a complete prompt."""
         if not add_special_tokens:
             return self._encoder.encode(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids

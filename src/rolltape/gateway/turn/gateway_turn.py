@@ -58,7 +58,7 @@ class GatewayTurn:
         self.state = TurnState.RECEIVED
         self.received_at = time.time()
         self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
-        self.digest = b""  # of the request, as it came
+        self.digest = b""  # of the unchanged request
         self.choice = 0  # the number of this reply among those of the request
         self.resumes: GatewayTurn | None = None  # the interrupted turn that this retry continues
         self.ignored_params = request.ignored_params

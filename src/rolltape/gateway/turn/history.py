@@ -259,7 +259,7 @@ def _first_of_reply(placed: PlacedTurn) -> Turn:
 
 
 def _names(echo: Message, reply: Message | None) -> bool:
-    """Whether an echo carries an id that the reply was given."""
+    """Whether an echo has an id of the reply."""
     return reply is not None and not reply.wire_ids.isdisjoint(echo.wire_ids)
 
 

@@ -59,7 +59,7 @@ class RunAnswers:
         self._live_words = LiveWords()
 
     def listing(self) -> Listing:
-        """The table as it is now."""
+        """The current table."""
         self.run.state.refresh()
         if self._listing is None or self._listing.snapshot != self.run.state.snapshot:
             self._listing = Listing(self.run.state)

@@ -48,7 +48,7 @@ class GymnasiumEnvironment:
         self._observations: Space[Any] = made.observation_space
         self._actions: Space[Any] = made.action_space
         self._is_drawn = _DRAWN in (made.metadata.get("render_modes") or ())
-        with contextlib.suppress(Exception):  # anybody's environment; it was made to look at its spaces
+        with contextlib.suppress(Exception):  # user code may raise anything; only the spaces were needed
             made.close()
 
     def tasks(self, split: str | None) -> Iterator[Task]:

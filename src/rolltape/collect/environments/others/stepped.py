@@ -27,7 +27,7 @@ class StepFields(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str | None = None  # before the first observation; None for the world's own text
     system: str | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None: from the attempt, so that attempts differ
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None to make it from the attempt, so that attempts differ
     options: dict[str, Any] = {}  # the world's own
     observation: str | None = None  # "python:module:function": an observation → its text
     action: str | None = None  # "python:module:function": a reply's text → an action; ValueError if it is none
@@ -100,7 +100,7 @@ class SteppedEpisode:
         self._observation = _function(fields.observation)
         self._action = _function(fields.action)
         self._errors = ErrorCounts(malformed=fields.malformed)
-        self._first: str | None = None  # None: it is not open
+        self._first: str | None = None  # None if it is not open
         self._over = False
 
     async def open(self) -> None:
