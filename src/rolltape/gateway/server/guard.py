@@ -27,8 +27,7 @@ class GatewayGuard:
         self._loopback = loopback
 
     def admit_local(self, request: web.Request) -> None:
-        """Raise NotAllowed for requests of web pages in a browser on this machine. For gateways where any key opens a
-        session.
+        """Raise NotAllowed for requests of web pages in a browser on this machine, if any key opens a session.
 
         Such a page reaches loopback under another host name, or the browser sends its origin.
         """
