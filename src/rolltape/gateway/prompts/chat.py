@@ -211,7 +211,7 @@ class ChatPrompts:
     def splitter(self, prompt: TokenChain, thinking: bool | None, stop_strings: Sequence[str]) -> ReplySplitter | None:
         """A splitter for the reply to a prompt, or None if replies of this model are parsed only when they have ended.
 
-        `stop_strings` are all stop strings of the request.
+        `stop_strings` are all that may end the reply.
         """
         if self._split_rules is None:
             return None
