@@ -1,10 +1,10 @@
-/** Numbers and times as the page writes them. */
+/** Format numbers and times. */
 
 import type { Num } from "./api/answers";
 
 export const NONE = "–";
 
-/** The value as a float; null where there is none. */
+/** The value as a float, or null. */
 export function float(value: Num): number | null {
   if (typeof value === "number") return value;
   if (value === null || value === undefined) return null;
@@ -12,9 +12,9 @@ export function float(value: Num): number | null {
 }
 
 const grouped = new Intl.NumberFormat("en-US");
-const WRITTEN_OUT = 7; // numbers of up to so many digits before the point keep them all
+const WRITTEN_OUT = 7; // up to so many digits before the point, all are written
 
-/** The first `digits` digits of a number, rounded, a tie to the even one as in Python, and its power of ten. */
+/** The first `digits` digits of a number, rounded half to even as in Python, and its power of ten. */
 function decimals(x: number, digits: number): [string, number] {
   const [whole = "", power = ""] = Math.abs(x).toExponential(100).split("e");
   const all = whole.replace(".", "");
@@ -24,7 +24,7 @@ function decimals(x: number, digits: number): [string, number] {
   return [rounded.replace(".", ""), Number(after)];
 }
 
-/** A number with four digits that count, as the command line writes it (`number` of records/wording.py): 0.5, 12,346, 1.2e-05. */
+/** A number with four significant digits, as on the command line (`number` of records/wording.py): 0.5, 12,346, 1.2e-05. */
 export function number(value: Num, digits = 4): string {
   const x = float(value);
   if (x === null) return NONE;
@@ -40,7 +40,7 @@ export function number(value: Num, digits = 4): string {
   return sign + String(Number(`${kept}e${power + 1 - kept.length}`));
 }
 
-/** A difference with its sign. What is left where equal numbers were subtracted is none. */
+/** A difference with its sign. The rounding error of equal numbers counts as 0. */
 export function signed(value: Num): string {
   const x = float(value);
   if (x !== null && Math.abs(x) <= 1e-9) return "0";
@@ -51,7 +51,7 @@ export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? NONE : grouped.format(value);
 }
 
-/** How many tokens there are; a dash where none are recorded, as of replies that came as text alone. */
+/** A number of tokens; a dash if none are recorded, as for replies of text only. */
 export function tokens(value: number | null | undefined): string {
   return value ? compact(value) : NONE;
 }
@@ -66,7 +66,7 @@ export function compact(value: number | null | undefined): string {
   return count(value);
 }
 
-/** A share as the command line writes it, 12.5%; what is almost none or almost all is not called so. */
+/** A share as on the command line, 12.5%; only exact values are written as 0% and 100%. */
 export function percent(part: number, whole: number): string {
   if (!whole) return NONE;
   const share = (100 * part) / whole;

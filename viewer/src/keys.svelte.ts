@@ -1,4 +1,4 @@
-/** The keyboard: views say what their keys do, the help lists them. */
+/** Keyboard shortcuts: views declare them, and the help lists them. */
 
 export interface Shortcut {
   key: string;
@@ -9,7 +9,7 @@ export interface Shortcut {
 
 const groups: Shortcut[][] = [];
 
-/** The shortcuts hold while the component that calls this is on the page. */
+/** Register shortcuts while the calling component is on the page. */
 export function useKeys(shortcuts: Shortcut[]): void {
   $effect(() => {
     groups.push(shortcuts);
@@ -32,7 +32,7 @@ export function onKey(event: KeyboardEvent): void {
     return;
   }
   if (isTyping(event.target)) return;
-  // A dialog closes itself; what is behind it rests.
+  // A dialog handles its own keys; the page behind it handles none.
   if (document.querySelector("dialog[open]")) return;
   // Enter and Space belong to the button or link that has the focus.
   if ((event.key === "Enter" || event.key === " ") && (event.target as Element | null)?.closest("a,button,summary")) return;

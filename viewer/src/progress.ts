@@ -1,4 +1,4 @@
-/** What the page may say while the index of a run is catching up: how far it is, and nothing about the rest. */
+/** What the page may state while the index of a run is not current: its progress, and nothing about the rest. */
 
 import type { Progress } from "./api/answers";
 import { count } from "./format";

@@ -1,4 +1,4 @@
-/** Where the page is: the address bar's path, or the part after # in an exported page. */
+/** The current address: the path in the address bar, or the part after # in an exported page. */
 
 import { served, unserved } from "./api/base";
 import { isStatic, staticPage } from "./api/embedded";
@@ -13,7 +13,7 @@ export type Place =
   | { view: "group"; r: string; group: string }
   | { view: "rollout"; r: string; id: string; turn: string | null; message: string | null }
   | { view: "tokens"; r: string; id: string; sample: number | null; turn: string | null; token: number | null }
-  | { view: "sample"; r: string; id: string; sample: string; token: number | null } // leads on to its tokens
+  | { view: "sample"; r: string; id: string; sample: string; token: number | null } // redirects to its tokens
   | { view: "compare"; r: string; id: string }
   | { view: "nowhere"; path: string };
 
@@ -91,10 +91,10 @@ addEventListener("popstate", (event) => {
 addEventListener("hashchange", follow);
 
 interface Left {
-  top: number; // how far down the page was when it was left
+  top: number; // the scroll position when the page was left
 }
 
-// The browser restores before a view has its answer, and so at the top; an exported page has its answers with it.
+// The browser restores the position before a view has its answer, and so at the top. An exported page has its answers.
 if (!isStatic) {
   history.scrollRestoration = "manual";
   addEventListener("pagehide", leave);
@@ -105,7 +105,7 @@ function leave(): void {
   history.replaceState({ top: scrollY } satisfies Left, "");
 }
 
-/** Go where the page was left, as soon as what stood there is back; not for longer than a reader would wait. */
+/** Restore the scroll position as soon as the page is long enough again; gives up after a while. */
 async function backTo(top: number): Promise<void> {
   const from = here.path;
   for (const until = performance.now() + 3000; top > 0 && performance.now() < until && here.path === from; ) {
@@ -128,7 +128,7 @@ function thisFile(): string {
   return decoded(location.pathname.split("/").pop() ?? "");
 }
 
-/** The address of a path, as a link wants it. */
+/** The address of a path for a link. */
 export function href(path: string): string {
   if (!isStatic) return served(path);
   const file = fileOf(path);
@@ -150,7 +150,7 @@ export function go(path: string, how: { replace?: boolean } = {}): void {
   if (!how.replace) scrollTo(0, 0);
 }
 
-/** Follow links inside the page without loading it again. */
+/** Follow links inside the page without reloading it. */
 export function followLinks(event: MouseEvent): void {
   if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   const link = (event.target as Element | null)?.closest("a");
@@ -194,7 +194,7 @@ export const paths = {
     `/${part(r)}/rollout/${part(id)}/tokens/${sample}${token === undefined ? "" : `/${token}`}`,
   turnTokens: (r: string, id: string, turn: string, token?: number) =>
     `/${part(r)}/rollout/${part(id)}/tokens/turn/${part(turn)}${token === undefined ? "" : `/${token}`}`,
-  /** By the sample's own id, as a trainer knows it. */
+  /** By the sample's own id, which trainers use. */
   sampleTokens: (r: string, id: string, sample: string, token?: number) =>
     `/${part(r)}/rollout/${part(id)}/tokens/sample/${part(sample)}${token === undefined ? "" : `/${token}`}`,
   compare: (r: string, id: string) => `/${part(r)}/compare/${part(id)}`,

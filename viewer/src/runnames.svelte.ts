@@ -12,13 +12,13 @@ export function runName(r: string): string {
     asked = true;
     json<{ runs: RunRow[] }>("/api/runs").then(
       (answer) => rememberNames(answer.runs),
-      () => undefined, // the view itself says what is wrong
+      () => undefined, // the view itself reports the error
     );
   }
   return names[r] ?? staticPage?.name ?? r;
 }
 
-/** A run among others, some of which may have its name. */
+/** The label of a run; other runs may have the same name. */
 export function runLabel(run: RunRow): string {
   return run.name === run.r ? run.name : `${run.name} (${run.r})`;
 }

@@ -1,4 +1,4 @@
-/** Light, dark, or as the system says; remembered in this browser. */
+/** The theme: light, dark, or the system's; stored in this browser. */
 
 export type Theme = "system" | "light" | "dark";
 const KEY = "rolltape-theme";
@@ -35,12 +35,12 @@ export const theme = {
     try {
       localStorage.setItem(KEY, next);
     } catch {
-      // It holds until the page is closed.
+      // Without storage it is kept until the page is closed.
     }
   },
 };
 
-/** A color of the theme as it is now; canvases need it, and ask again when `theme.dark` changes. */
+/** The current value of a color of the theme, for canvases, which read it again when `theme.dark` changes. */
 export function color(name: string): string {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;

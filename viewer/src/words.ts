@@ -1,6 +1,6 @@
-/** Terms, statuses, fates, fork causes and flags in plain words. An unknown one is shown as it came. */
+/** Terms, statuses, fates, fork causes and flags in plain words. Unknown ones are shown unchanged. */
 
-/** What a newcomer reads where a term is pointed at, and in the help. */
+/** The definitions for newcomers, shown at terms and in the help. */
 export const TERMS = {
   run: "One recorded experiment: a directory.",
   step: "The training step, or policy iteration, that a rollout was made for.",

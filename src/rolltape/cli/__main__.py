@@ -1,4 +1,4 @@
-"""`python -m rolltape.cli`, for where the command itself is not on the path."""
+"""`python -m rolltape.cli`, if the command itself is not on the path."""
 
 from rolltape.cli.app import main
 

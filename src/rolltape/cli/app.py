@@ -24,7 +24,7 @@ from rolltape.cli.screen import discard_output, note, visible
 from rolltape.errors import RolltapeError
 
 # The commands of each stage, with the first line of their help. `rolltape.cli.STAGE.COMMAND` defines a function of the
-# command's name (`import_` for `import`, a keyword). It is imported when it is needed; a list of commands needs none.
+# command's name (`import_` for `import`, a keyword). It is imported on use, so listing commands imports none.
 STAGES: dict[str, dict[str, str]] = {
     "record": {
         "demo": "Train the shipped model and show the recorded run.",
@@ -71,7 +71,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {"score": {"ignore_unknown_options": True
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 _INTERRUPT_AGAIN_S = 0.05
-# What the parser adds to an error that says nothing more.
+# Words that the parser adds to errors, without information.
 _PARSER_WORDS = re.compile(r"Value error, |, unable to parse string as an? \w+")
 
 
@@ -132,7 +132,7 @@ class _SectionedCommand(TyperCommand):
         for parameter in parameters:
             if parameter.param_type_name == "argument":
                 sections.setdefault("Arguments", []).append((parameter.metavar, parameter.help))
-            elif (record := parameter.get_help_record(ctx)) is not None:  # None: a hidden one
+            elif (record := parameter.get_help_record(ctx)) is not None:  # None if hidden
                 section = getattr(parameter, "rich_help_panel", None) or "Options"
                 sections.setdefault(section, []).append(record)
         for section, lines in sections.items():
@@ -201,11 +201,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _interrupt_again(dropped: "sys.UnraisableHookArgs") -> None:
-    """Python drops a Ctrl-C that comes while an object is finalized. Send it once more."""
+    """Send Ctrl-C once more, since Python drops it while an object is finalized."""
     if not issubclass(dropped.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(dropped)
         return
-    # Not at once: it would be raised in here, and dropped again.
+    # Later, since it would otherwise be raised in here, and dropped again.
     sending = threading.Timer(_INTERRUPT_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
     sending.daemon = True
     sending.start()
@@ -214,7 +214,7 @@ def _interrupt_again(dropped: "sys.UnraisableHookArgs") -> None:
 def main() -> None:
     """The entry point of the program."""
     sys.unraisablehook = _interrupt_again
-    gc.set_threshold(50_000, 20, 20)  # many records, few cycles: collecting would take a tenth of the time
+    gc.set_threshold(50_000, 20, 20)  # many records, few cycles: garbage collection would take a tenth of the time
     sys.exit(run(sys.argv[1:]))
 
 
@@ -230,7 +230,7 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 
 def _describe_usage_error(error: Exception, arguments: Sequence[str]) -> str:
-    """What the parser says, with the value that it refuses, which it does not always name."""
+    """The parser's message, with the refused value, which it does not always name."""
     shown = _PARSER_WORDS.sub("", error.format_message() if hasattr(error, "format_message") else str(error))
     flags = getattr(getattr(error, "param", None), "opts", ())
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):

@@ -22,7 +22,7 @@ class Exit(enum.IntEnum):
     OUTPUT = 4  # the output could not be written
     FAILED = 5  # attempts failed, or could not be graded; `collect --resume` runs or grades them again
     WARNED = 6  # `doctor` found warnings, and no fault
-    LIMIT = 7  # `collect` reached a limit of what it may spend, and attempts are left
+    LIMIT = 7  # `collect` reached a spending limit, and attempts are left
     INTERRUPTED = 130  # Ctrl-C, or the user answered no
 
 

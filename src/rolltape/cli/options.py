@@ -76,7 +76,7 @@ class RolloutFilter:
 
 @dataclass(frozen=True)
 class OneRollout:
-    """Which rollout of a run is meant, and which of its tries."""
+    """The options that select one rollout of a run, and one of its tries."""
 
     rollout: RolloutArgument = None
     try_index: TryOption = None
@@ -91,7 +91,7 @@ class Selection(RolloutFilter, OneRollout):
 
 @dataclass(frozen=True)
 class CutOptions:
-    """Which tokens form which samples."""
+    """The options of the cut policy, which makes samples of turns."""
 
     policy: PolicyOption = "exact"
     branches: Annotated[
@@ -103,7 +103,7 @@ class CutOptions:
     ] = None
 
     def cut_policy(self, name: str | None = None, flag: str = "--policy") -> CutPolicy:
-        """The policy that the options describe; or another preset, which `flag` names, with the same choices."""
+        """The policy that the options describe, or the preset `name` of `flag` with the same choices."""
         choices = {choice: getattr(self, choice) for choice in ("branches", "max_sample_tokens", "max_staleness")}
         given = {choice: value for choice, value in choices.items() if value is not None}
         try:
@@ -115,7 +115,7 @@ class CutOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions(CutOptions):
-    """Which tokens form which samples, and the credit that they get."""
+    """The options of the cut policy, and of the credit of samples."""
 
     reward_share: Annotated[
         RewardShare | None, option("--reward-share HOW", "Give each sample the full reward, or split it (full, split).")
@@ -141,7 +141,7 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
 
 def request_limit(flags: str, at_once: int | None, per_minute: float | None) -> "RequestLimit | None":
-    """The limit that a pair of flags gives; None if they give none."""
+    """The limit from a pair of flags, or None if both are unset."""
     from rolltape.gateway.engines.request_limit import RequestLimit
 
     if per_minute is not None and not 0 < per_minute < float("inf"):
@@ -171,7 +171,7 @@ RetentionOption = Annotated[
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """Who judges tasks that do not name a judge, and how long user code may take."""
+    """The judge for tasks that do not name one, and the time limit of user code."""
 
     judge_url: Annotated[
         str | None, judge_option("--judge-url URL", "OpenAI-compatible judge of tasks that do not name one.")
@@ -193,7 +193,7 @@ class JudgeOptions:
     ] = 300.0
 
     def judge(self) -> "Judge | None":
-        """The judge that the flags name; None if they name none."""
+        """The judge that the flags describe, or None."""
         from rolltape.collect.environments.judge import Judge
 
         if not self.score_timeout_s > 0:
@@ -208,7 +208,7 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Which engines sample, and how prompts are rendered for them."""
+    """The engines, and the rendering of prompts for them."""
 
     engine: Annotated[
         list[str] | None,
@@ -258,7 +258,7 @@ class EngineOptions:
         return self.engine or ["tiny"]
 
     def forced_sampling(self, **named: Any) -> "SamplingParams":
-        """What --force sets, and the parameters with flags of their own that are not None."""
+        """The parameters of --force, and those with their own flags that are not None."""
         from rolltape.gateway.request import SamplingParams
 
         given = self.force or []

@@ -1,4 +1,4 @@
-"""Declares the parameters of commands: one option in a line, a group of options as a dataclass, and old names of flags.
+"""Declares the parameters of commands: an option in one line, a group of options as a dataclass, and old flag names.
 
 @dataclass(frozen=True)
 class Paging:
@@ -18,7 +18,7 @@ import typer
 
 _CUT = {"--max-tokens": "--max-sample-tokens"}
 _TRAINING = {**_CUT, "--reward": "--reward-share"}
-# For each command, old flags and what they are called now. Remove in 0.3.
+# For each command, old flags and their current names. Remove in 0.3.
 RENAMED: dict[str, dict[str, str]] = {
     "collect": {
         "--max-tokens": "--max-reply-tokens",
@@ -67,7 +67,7 @@ def name_flags(message: str, settings: Iterable[str]) -> str:
 
 
 def given_flags(values: Mapping[str, object]) -> list[str]:
-    """The flags that the user gave, by their values: all but those that are None or False."""
+    """The flags that the user set: those whose values are not None or False."""
     return [flag for flag, value in values.items() if value is not None and value is not False]
 
 

@@ -34,7 +34,7 @@ def open_run(path: str) -> OpenedRun:
 
 @contextmanager
 def open_snapshot(path: str) -> Iterator[OpenedRun]:
-    """As `open_run`, but everything read within the block is of the same moment."""
+    """Like `open_run`, but everything read within the block is of the same moment."""
     with rolltape.read(path).snapshot() as run:
         yield _list_rollouts(run, path)
 
@@ -53,7 +53,7 @@ def no_match(flags: str, run: Run) -> UsageError:
 
 
 class SelectedRollouts:
-    """The rollouts of a run that a command's arguments select: all tries, or the one of each that counts."""
+    """The rollouts of a run that a command's arguments select: all tries, or only the try of each that counts."""
 
     def __init__(
         self,
@@ -111,20 +111,20 @@ class SelectedRollouts:
         except (RolltapeError, OSError):
             raise
         except Exception as error:
-            # Recorded messages can hold anything, and so can fail in any way.
+            # Recorded messages can contain anything, and can cause any error.
             if self._at is None:
                 raise
             raise TapeError(f"rollout {self._at}: {describe(error)}; `rolltape check` checks all rollouts") from error
 
     def only(self) -> Rollout:
-        """The single rollout that is selected."""
+        """The single selected rollout."""
         if len(self.rows) > 1:
             raise UsageError(f"ROLLOUT: the run holds {len(self.rows)}; name one (`rolltape ls` lists them)")
         with self.named_in_errors():
             return next(iter(self))
 
     def linearized(self, policy: CutPolicy, credit: Credit | None = None) -> Iterator[Linearized]:
-        """Each rollout under the policy, with a progress bar. Use it before you ask for the next: its trees go then."""
+        """Yield each rollout under the policy, with a progress bar. Its trees are freed when the next one is read."""
         yield from linearize_each(tracked(self, policy.name, len(self)), policy, credit, self.opened.run.versions())
 
     def samples(self, policy: CutPolicy, credit: Credit) -> Generator[Sample, None, None]:
@@ -140,7 +140,7 @@ def describe(error: Exception) -> str:
 
 
 def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list[RolloutRow]:
-    """The tries of the one rollout that an id means."""
+    """The tries of the rollout with an id."""
     found = opened.run.find(rollout, try_index)
     return [row for row in opened.rows if row.id == found.id and row.try_index in found.tries]
 
@@ -173,7 +173,7 @@ def find_sample(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str) 
 
 
 def samples_named(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str) -> Iterator[Sample]:
-    """The samples that an id may mean, under the given policy and the presets: one, unless the id is of 0.1.0.
+    """Yield the samples that an id may mean, under this policy and the presets: one, unless the id is of 0.1.0.
 
     An id of 0.1.0 begins with the name of its policy, whose samples come first.
     """
@@ -190,7 +190,7 @@ def samples_named(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str
 
 
 def open_spellings(tokenizer: str | None, run: str) -> Spellings:
-    """What turns a run's ids into text. A given tokenizer is used for all sessions."""
+    """The texts of a run's ids. If a tokenizer is given, it is used for all sessions."""
     if tokenizer is None:
         return Spellings(run)
     file = tokenizer_in(Path(tokenizer))

@@ -106,7 +106,7 @@ def note(text: str) -> None:
 
 
 def open_in_browser(address: str) -> None:
-    """Open a page in the user's browser, where there is a screen to show one."""
+    """Open a page in the user's browser, if there is a screen."""
     if sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
         import webbrowser
 
@@ -230,7 +230,7 @@ def fit_columns(
 
 
 def fold(items: Sequence[T], *, full: bool) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-    """The first items, those in the middle that are to be folded, and the last; a single one is not folded."""
+    """The first items, the middle ones to fold, and the last; a single one is not folded."""
     if full or len(items) - _FIRST_SHOWN - _LAST_SHOWN < 2:
         return items, (), ()
     return items[:_FIRST_SHOWN], items[_FIRST_SHOWN:-_LAST_SHOWN], items[-_LAST_SHOWN:]

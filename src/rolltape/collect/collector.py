@@ -1,4 +1,4 @@
-"""`Collector`: plans the attempts of one step, has a runner carry them out, and compares groups once they are whole."""
+"""`Collector`: plans the attempts of one step, has a runner run them, and compares groups when they are complete."""
 
 import asyncio
 import logging
@@ -41,17 +41,17 @@ log = logging.getLogger("rolltape.collect")
 
 
 class Launch(NamedTuple):
-    """What a collection is about to do."""
+    """The numbers of attempts at the launch of a collection."""
 
     tasks: int
-    attempts: int  # all of them, those done before included
+    attempts: int  # all, including those done before
     done_before: int
     running_elsewhere: int
     confinement: Confinement = Confinement(None, None)
 
 
 class _Begun(NamedTuple):
-    """What a collection works with once it has begun."""
+    """The state of a collection that has begun."""
 
     identity: RolloutIdentity
     earlier: EarlierRollouts
@@ -86,9 +86,9 @@ class Collector:
             asyncio.run(rolltape.Collector(settings, tape).run(on_results=results.extend))
         print(sum(result.reward or 0.0 for result in results))
 
-    `rolltape collect` is this with a report around it. docs/how-to/collect/index.md has more.
+    `rolltape collect` adds a report to this. docs/how-to/collect/index.md has more.
 
-    A collector that is open gets its tasks while it runs, from a trainer for example:
+    An open collector gets its tasks while it runs, for example from a trainer:
 
         collector = rolltape.Collector(settings, tape, is_open=True)
         async with asyncio.TaskGroup() as running:
@@ -112,16 +112,16 @@ class Collector:
         """Read the source and check all settings. Nothing runs yet.
 
         Arguments:
-            settings: What to collect, by whom, and within which limits.
+            settings: What to collect, with which agent, and within which limits.
             tape: The run to record on.
-            resume: Go on with a collection of the same source and step: run what has not finished. Without it, a
-                source that was collected at this step before is refused. None: go on if it was.
-            runner: What carries out attempts, such as a `RayRunner`. By default they run in this process.
+            resume: Continue a collection of the same source and step: run what has not finished. False refuses a source
+                that was collected at this step before. None continues if it was.
+            runner: Runs attempts, such as a `RayRunner`. By default they run in this process.
             gateway: A running gateway to use. By default the collector starts one.
             run_ahead: Limits how many groups are started ahead of a trainer. By default there is no limit. With one,
                 the collector's own gateway keeps its key in the run, where the trainer finds it to hand over weights.
-            is_open: Tasks come by `attempt`, until `close`. The source in the settings is a name then.
-            tasks: The tasks of these settings, where they were read before the run was made. By default the collector
+            is_open: Tasks come by `attempt`, until `close`. The source in the settings is then a name.
+            tasks: The tasks of these settings, if they were read before the run was made. By default the collector
                 reads them.
 
         Raises a TaskError for tasks that cannot be used, and a CollectError for settings that contradict the run.
@@ -137,14 +137,14 @@ class Collector:
         check_resumable(tape, self._run, settings, self._source.name, resume=resume)
         self._stopping = asyncio.Event()
         self._queue: AttemptQueue | None = None
-        self._begun: _Begun | None = None  # None: it has not begun, or has ended
-        self._changed = asyncio.Event()  # set when it has begun, or has ended before that
+        self._begun: _Begun | None = None  # None before it begins and after it ends
+        self._changed = asyncio.Event()  # set when it has begun, or ended without beginning
         self._left: dict[int, _AttemptsLeft] = {}  # by task index, for `attempt`
         self._ended = 0
         self._failures: list[tuple[int, str]] = []  # in a row: task index and reason
-        self.stopped: str | None = None  # why it ended itself before everything was done
-        self.reached_limit = False  # that is why: `max_sampled_tokens`, `max_cost` or `max_time_s`
-        self.enough: str | None = None  # why it began no more tasks though some were left: `enough_groups`
+        self.stopped: str | None = None  # why it ended before everything was done
+        self.reached_limit = False  # whether the reason is `max_sampled_tokens`, `max_cost` or `max_time_s`
+        self.enough: str | None = None  # why it began no more tasks although some were left: `enough_groups`
 
     @property
     def source_name(self) -> str:
@@ -162,15 +162,15 @@ class Collector:
         self.close()
 
     def close(self) -> None:
-        """Take no more tasks, for a collector that is open. It ends when all attempts have ended."""
+        """Take no more tasks, for an open collector. It ends when all attempts have ended."""
         if self._queue is not None:
             self._queue.close()
 
     async def attempt(self, task: Mapping[str, Any] | Task) -> None:
-        """Attempt one more task, and return when all its attempts have ended, for a collector that is open and runs.
+        """Attempt one more task, and return when all its attempts have ended. The collector must be open and running.
 
-        Attempts that the run holds already are not made again. Raises a TaskError for a task that cannot be used, and
-        a CollectError if the collection ends before.
+        Attempts that are already in the run are not made again. Raises a TaskError for a task that cannot be used,
+        and a CollectError if the collection ends first.
         """
         await self._changed.wait()
         begun, source = self._still_running(), self._source
@@ -203,11 +203,11 @@ class Collector:
         """Collect until every attempt has ended.
 
         `on_launch` is called once, before the first attempt. `on_results` is called with the results of attempts as
-        they end; attempts that are rewarded by comparison come when their group has been compared. Resumed, it first
-        grades what could not be graded. If too many attempts in a row fail, or a limit of the spending is reached, it
-        ends early, and `stopped` says why.
+        they end; attempts that are rewarded by comparison come when their group has been compared. A resumed
+        collection first grades what could not be graded. If too many attempts in a row fail, or a spending limit is
+        reached, it ends early, and `stopped` has the reason.
 
-        Cancelling it ends what runs. The tape is complete either way, and `resume` goes on.
+        Cancelling it ends running attempts. The tape is complete either way, and `resume` continues.
         """
         try:
             await self._collect(on_launch, on_results)
@@ -240,13 +240,13 @@ class Collector:
                     on_results([*comparisons.uncompared(), *runner.cancelled])
 
     def _record_launch(self, facts: RunnerFacts) -> None:
-        """Record that the collection begins, and warn of what the user may not expect."""
+        """Record that the collection begins, and log warnings for the user."""
         missed = describe_taken_groups(self._tape, self._run, self.settings, self._source.name)
         if missed:
             log.warning("%s", missed)
         if facts.confinement.sandbox == "none":
             log.warning("%s", facts.confinement.says)
-        # Recorded also when it is resumed: a reader that waits for groups then knows which process to watch.
+        # Also recorded on a resume, so that a reader that waits for groups knows which process to watch.
         fixed = self.settings.fixed_by_resume(self._source.name)
         launch = {"settings": fixed, "model": facts.model_name, "sandbox": facts.confinement.sandbox}
         self._tape.append_run_event(EventKind.COLLECT, launch)
@@ -269,7 +269,7 @@ class Collector:
         spending = SpendingLimit(settings, await asyncio.to_thread(load_usage, self._run, source.name, settings))
 
         def stop_at_limits() -> None:
-            """Begin no more attempts, or no more tasks. Attempts that run go on to their end."""
+            """Begin no more attempts, or no more tasks. Running attempts continue to their end."""
             if spending.explain() is not None:
                 queue.stop()
             if groups.explain() is not None:
@@ -317,7 +317,7 @@ class Collector:
             await asyncio.to_thread(check_unchanged, self._tape, self._run, name, tasks, step)
 
     async def _grade_earlier(self, on_results: OnResults) -> None:
-        """Grade what earlier processes could not grade. Groups are compared when all their attempts are there."""
+        """Grade what earlier processes could not grade. Groups are compared when all their attempts have ended."""
         settings = self.settings
         find = partial(find_ungraded, self._run, step=settings.step, source=self._source.name)
         regrading = Regrading(
@@ -332,7 +332,7 @@ class Collector:
         await regrading.run(await asyncio.to_thread(find), on_results, self._stopping)
 
     def _count_failures(self, task_index: int, results: list[RolloutResult]) -> None:
-        """End the collection once so many attempts in a row have failed that the next ones will fail too."""
+        """End the collection after so many failures in a row that further attempts would probably fail too."""
         failed = next((one for one in results if one.status is Status.FAILED), None)
         if failed is None:
             self._failures.clear()

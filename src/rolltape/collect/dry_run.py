@@ -1,4 +1,4 @@
-"""`preview_attempts`: what an agent would be given for the first tasks of a source. Nothing is run or recorded."""
+"""`preview_attempts`: what an agent would get for the first tasks of a source. Nothing is run or recorded."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -19,18 +19,18 @@ from rolltape.collect.tasks import seed_of
 from rolltape.errors import TaskError
 from rolltape.gateway.wire import base_urls
 
-# What only a running gateway knows.
+# Placeholders for what only a running gateway knows.
 _URL, _KEY, _MODEL, _ROLLOUT = "http://127.0.0.1:PORT", "SESSION-KEY", "MODEL", "ROLLOUT"
 
 
 def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str, Any]]:
     """The first attempt at each task within the limit, or at the first one: its task, and what the agent would get.
 
-    Checks the tasks, the environment and the agent as a collection does. The address and the key are made up, and so
-    are the model, the id and the seed unless the settings name the model, since otherwise the engine does.
+    Checks the tasks, the environment and the agent as a collection does. The address and the key are made up. So are
+    the model, the id and the seed, unless the settings name the model.
     """
     if settings.limit is None and is_of_other_project(settings.source):
-        settings = msgspec.structs.replace(settings, limit=1)  # its tasks may never end
+        settings = msgspec.structs.replace(settings, limit=1)  # the number of tasks may be infinite
     model = resolve_model(settings.model, settings.model_name, settings.engines)
     agent = agent_named(settings.agent, in_image=settings.has_images)
     connection = Connection(base_urls=base_urls(_URL, _KEY), key=_KEY, model=model.name or _MODEL)
@@ -54,7 +54,7 @@ def preview_attempts(settings: CollectSettings, run: Path) -> Iterator[dict[str,
                     logs=run / "logs" / rollout,
                 )
                 given = agent.preview(assignment)
-            except Exception as error:  # anybody's environment
+            except Exception as error:  # user code may raise anything
                 why = describe_error(error)
                 raise TaskError(f"{task.where}: environment {environment.name} could not begin: {why}") from error
             yield {

@@ -3,8 +3,8 @@
 verdicts = no_spread(run.index())
 tape.append_events(changes(run, verdicts, by=NO_SPREAD))
 
-Rules judge finished rollouts, by the try that counts. The latest event about a rollout counts. A rule that removes its
-filter must not let through what another rule keeps out, so the filters of the others are then appended again.
+Rules judge finished rollouts, by the try that counts. The latest event about a rollout counts. When a rule removes its
+filter, the filters of other rules are appended again, so that they stay in force.
 """
 
 import math
@@ -50,8 +50,8 @@ class Verdict(NamedTuple):
 
     rollout: str
     try_index: int
-    reason: str | None = None  # why it is kept out of training; None: this rule lets it train
-    unjudged: str | None = None  # why the rule cannot decide; the rule's filter stays as it is
+    reason: str | None = None  # why it is kept out of training, or None if this rule lets it train
+    unjudged: str | None = None  # why the rule cannot decide; its filter then does not change
 
     @property
     def key(self) -> Key:
@@ -76,7 +76,7 @@ def no_spread(rows: Iterable[RolloutRow]) -> Iterator[Verdict]:
 def stale(rows: Iterable[RolloutRow], versions: Sequence[str], limit: int) -> Iterator[Verdict]:
     """Reject rollouts sampled by weights more than `limit` versions behind the newest; `versions` is the run's order.
 
-    A rollout is as old as the oldest version that its replies name. A rollout whose replies name none is not judged.
+    A rollout is as old as the oldest version of its replies. A rollout whose replies have no version is not judged.
     """
     staleness = Staleness(versions)
     too_old = f"more than {limit} version{'' if limit == 1 else 's'} behind the newest"
@@ -113,7 +113,7 @@ def _finished(rows: Iterable[RolloutRow]) -> Iterator[RolloutRow]:
 
 
 def _describe_sameness(rewards: Sequence[float | None]) -> str | None:
-    """In which way a group's rewards have no spread; None if they have, or if there are none."""
+    """Describe why a group's rewards have no spread; None if they have, or if there are no rewards."""
     advantages = group_advantages(rewards, Advantage.CENTERED)
     if not any(advantage is not None for advantage in advantages) or any(advantages):
         return None
@@ -161,14 +161,14 @@ def active_filters(run: Run) -> dict[Key, Reasons]:
 
 
 def changes(run: Run, verdicts: Iterable[Verdict], by: str) -> list[NewEvent]:
-    """The events that make the filters by a rule agree with its verdicts. Filters that already agree give none."""
-    judged = list(verdicts)  # all of them first: a rule that fails in the middle changes nothing
+    """The events that make a rule's filters agree with its verdicts. Filters that already agree need none."""
+    judged = list(verdicts)  # collected first, so that a rule that fails in the middle changes nothing
     before = active_filters(run)
     return [one for verdict in judged for one in _change(verdict, before.get(verdict.key, {}), by)]
 
 
 def undone(run: Run, rows: Iterable[RolloutRow], by: str | None = None) -> list[NewEvent]:
-    """The events that remove the filters of these rollouts, of every try: those by one rule, or all."""
+    """The events that remove the filters of all tries of these rollouts: those by one rule, or all."""
     before = active_filters(run)
     found: list[NewEvent] = []
     for row in rows:

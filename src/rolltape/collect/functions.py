@@ -1,4 +1,4 @@
-"""The user's code: found by the name "python:module:function", and called where it cannot block the event loop.
+"""Find the user's code by names like "python:module:function", and call it without blocking the event loop.
 
 A function that is not a coroutine function runs in a new thread. Coroutine functions, and all methods of an
 environment, run in the event loop of their module (see `loops`).
@@ -24,7 +24,7 @@ from rolltape.errors import NoSuchFunction, RolltapeError, UserCodeTimeout
 PREFIX = "python:"
 _OWN = "rolltape"
 
-_TIME_LIMIT_S: ContextVar[float | None] = ContextVar("time_limit_s", default=None)  # of one call; None: no limit
+_TIME_LIMIT_S: ContextVar[float | None] = ContextVar("time_limit_s", default=None)  # of one call; None for no limit
 
 
 def function_named(text: str) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def function_named(text: str) -> Callable[..., Any]:
 
 
 def search_here() -> str:
-    """Have imports search the working directory first, and return it."""
+    """Put the working directory first on the import path, and return it."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -68,7 +68,7 @@ def describe_raised(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as a reason in a record: one of Rolltape's own by its text alone, which says where and why."""
+    """An error as a reason in a record. Rolltape's own errors have where and why in their text."""
     return str(error) if isinstance(error, RolltapeError) else describe_raised(error)
 
 
@@ -83,14 +83,14 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def current_time_limit() -> float | None:
-    """The limit that `time_limit` has set here; None: there is none."""
+    """The limit set by `time_limit`, or None."""
     return _TIME_LIMIT_S.get()
 
 
 async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function and return its result: a coroutine function in the loop of its module, any other in a new thread.
 
-    A thread cannot be ended. If this call is cancelled, the thread goes on, but does not keep the process alive.
+    A thread cannot be ended. If this call is cancelled, the thread continues, but does not keep the process alive.
     """
     module, name = _find_home(function)
     if inspect.iscoroutinefunction(function):
@@ -104,8 +104,8 @@ async def call_function(function: Callable[..., Any], /, *args: Any, **kwargs: A
 async def call_environment(name: str, method: Callable[..., Any], /, *args: Any) -> Any:
     """Call a method of an environment or an episode, a coroutine function or not.
 
-    Methods of one environment never run at the same time as each other, unless they await. `name` is that of the
-    environment, for messages.
+    Methods of one environment never run at the same time, unless they await. `name` is the environment's, for
+    messages.
     """
     module, own_name = _find_home(method)
     if _runs_here(module, method):
@@ -115,7 +115,7 @@ async def call_environment(name: str, method: Callable[..., Any], /, *args: Any)
 
 
 def call_environment_from_thread(name: str, method: Callable[..., Any], /, *args: Any) -> Any:
-    """As `call_environment`, for a method that is not a coroutine function, from a thread without an event loop."""
+    """Like `call_environment`, for an ordinary method and from a thread without an event loop."""
     module, own_name = _find_home(method)
     if _runs_here(module, method):
         return method(*args)
@@ -129,7 +129,7 @@ def _runs_here(module: str, function: Callable[..., Any]) -> bool:
 
 
 def _find_home(function: Callable[..., Any]) -> tuple[str, str]:
-    """The module that a function is of, and its name."""
+    """The module and the name of a function."""
     while isinstance(function, partial):
         function = function.func
     owner = getattr(function, "__self__", None)
@@ -181,7 +181,7 @@ async def _call_in_thread(function: Callable[..., Any], args: tuple[Any, ...], k
             error = raised
         except BaseException as raised:  # noqa: BLE001 - there it would end the collection
             error = RuntimeError(f"it raised {describe_raised(raised)}")
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the call is no longer awaited
             loop.call_soon_threadsafe(settle, given, error)
 
     threading.Thread(target=work, name="rolltape-call", daemon=True).start()

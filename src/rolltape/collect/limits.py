@@ -1,4 +1,4 @@
-"""Limits at which a collection begins no more work: what it may spend, and how many groups are enough."""
+"""Limits at which a collection begins no more work: its spending, and the number of groups that is enough."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -21,11 +21,11 @@ class SpendingLimit:
         self._began = time.monotonic()
 
     def add(self, usages: Sequence[Usage]) -> None:
-        """Count what rollouts took that have ended."""
+        """Count the usage of ended rollouts."""
         self._spent = sum(usages, self._spent)
 
     def explain(self) -> str | None:
-        """Why no more attempts may begin; None: they may."""
+        """Why no more attempts may begin, or None."""
         spent, tokens, cost = self._spent, self._settings.max_sampled_tokens, self._settings.max_cost
         if tokens is not None and spent.sampled_tokens >= tokens:
             return f"{spent.sampled_tokens:,} tokens were sampled, and --max-sampled-tokens is {tokens:,}"
@@ -40,7 +40,7 @@ class SpendingLimit:
 
 
 def load_usage(run: Run, source: str, settings: CollectSettings) -> Usage:
-    """What all tries of a source's rollouts at a step took. Their turns are read only if tokens or cost are limited."""
+    """The usage of all tries of a source's rollouts at a step. Turns are read only if tokens or cost are limited."""
     if settings.max_sampled_tokens is None and settings.max_cost is None:
         return Usage()
     with run.snapshot() as held:
@@ -55,7 +55,7 @@ class EnoughGroups:
         self._wanted = settings.enough_groups
         self._size = settings.group_size
         self._agent = identity.agent
-        self._rewards: dict[_Group, dict[int, float | None]] = {}  # by attempt; None: it has none
+        self._rewards: dict[_Group, dict[int, float | None]] = {}  # by attempt; None without a reward
         self._counted: set[_Group] = set()
 
     def add_earlier(self, run: Run, source: str, step: int) -> None:
@@ -70,7 +70,7 @@ class EnoughGroups:
             self._add((one.task, seat_agent(self._agent, one.seat)), one.attempt, one.reward)
 
     def explain(self) -> str | None:
-        """Why no more tasks are to begin; None: there are not enough groups yet."""
+        """Why no more tasks may begin, or None while there are not enough groups."""
         count = len(self._counted)
         if self._wanted is None or count < self._wanted:
             return None

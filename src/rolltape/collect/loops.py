@@ -1,7 +1,7 @@
-"""Event loops for the user's code, each in its own thread, and a watch that finds what blocks a loop.
+"""Event loops for the user's code, each in its own thread, and a watch that finds the code that blocks a loop.
 
-Code of one module shares a loop, as it would in a program of its own. What blocks that loop delays this module alone,
-and never the gateway.
+Code of one module shares a loop, as in a program of its own. Code that blocks this loop delays only its module, and
+never the gateway.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ log = logging.getLogger("rolltape.collect")
 
 _LOOK_EVERY_S = 0.25
 _BLOCKED_S = 1.0  # a loop that answers later than this was blocked
-# Code in these folders is not the user's, and is not blamed for a block.
+# Code in these folders is not the user's, and is not named as the cause of a block.
 _LIBRARIES = (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]),
@@ -31,7 +31,7 @@ _LIBRARIES = (
 
 
 def is_library(filename: str) -> bool:
-    """Whether a file with code is not the user's own: Python's, an installed package's, or ours."""
+    """Whether a file with code is not the user's own, but Python's, an installed package's, or Rolltape's."""
     return filename.startswith((*_LIBRARIES, "<"))
 
 
@@ -44,13 +44,13 @@ class WatchedLoop:
         self._loop = loop
         self._name = name
         self._thread = thread
-        self._asked_at: float | None = None  # when it was asked for a sign of life that has not come so far
+        self._asked_at: float | None = None  # when it was asked for a sign of life that is still missing
         self._blocked_s = 0.0
         self._warned: set[str] = set()
 
     @property
     def blocked_s(self) -> float:
-        """For how long it was blocked so far, a block that lasts included."""
+        """How long it was blocked so far, including a current block."""
         silent_s = time.monotonic() - (self._asked_at or _WATCH.looked_at)
         return self._blocked_s + (silent_s if silent_s > _BLOCKED_S + _LOOK_EVERY_S else 0.0)
 
@@ -60,7 +60,7 @@ class WatchedLoop:
         return asked_at is not None and time.monotonic() - asked_at > _BLOCKED_S
 
     def look(self, stopped_s: float) -> None:
-        """Ask for a sign of life, or find out why none comes. `stopped_s`: the whole process was stopped so long."""
+        """Ask for a sign of life, or find out why none comes. `stopped_s` is how long the whole process was stopped."""
         if self._asked_at is None:
             if stopped_s > _BLOCKED_S + _LOOK_EVERY_S:
                 self._blocked_s += stopped_s
@@ -86,7 +86,7 @@ class WatchedLoop:
             log.warning("the event loop of %s was blocked for %.1f s by %s", self._name, seconds, culprit)
 
     def _find_culprit(self) -> str | None:
-        """The innermost function that is neither a library's nor ours, and the task that runs it."""
+        """The innermost function of the user's code, and the task that runs it."""
         frame = innermost = sys._current_frames().get(self._thread)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
@@ -101,7 +101,7 @@ class WatchedLoop:
 
 
 class _Watch:
-    """One thread that looks at all watched loops. It runs while there are any."""
+    """One thread that checks all watched loops. It runs while there are any."""
 
     def __init__(self) -> None:
         self.looked_at = time.monotonic()
@@ -150,7 +150,7 @@ def watching_loop(name: str) -> Iterator[WatchedLoop]:
 
 
 class BlockedTime:
-    """For how long an attempt could not go on, because an event loop that it needs was blocked."""
+    """How long an attempt could not continue because an event loop that it needs was blocked."""
 
     def __init__(self, own: WatchedLoop) -> None:
         """`own` is the loop of the gateway and the agents."""
@@ -160,7 +160,7 @@ class BlockedTime:
         self._culprit: str | None = None
 
     def add(self, seconds: float, culprit: str | None) -> None:
-        """Add a block of a loop in which code of the user was called."""
+        """Add a block of a loop in which the user's code was called."""
         self._elsewhere_s += seconds
         self._culprit = culprit or self._culprit
 
@@ -173,9 +173,7 @@ class BlockedTime:
         return self._culprit or self._own.culprit or "something unknown"
 
 
-ATTEMPT_BLOCKED: ContextVar[BlockedTime | None] = ContextVar(
-    "attempt_blocked", default=None
-)  # of the attempt that runs
+ATTEMPT_BLOCKED: ContextVar[BlockedTime | None] = ContextVar("attempt_blocked", default=None)  # of the running attempt
 
 
 class UserLoop:
@@ -189,11 +187,11 @@ class UserLoop:
         self.watched = _WATCH.add(WatchedLoop(self._loop, name, self._thread.ident))
 
     def submit(self, label: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
-        """Call a function there, and await its result if it can be awaited. Cancelling this cancels the call there."""
+        """Call a function in that loop, and await its result if possible. Cancelling this cancels the call."""
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_run(label, function, args, kwargs), self._loop))
 
     def call(self, label: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The same from a thread without an event loop."""
+        """Like `submit`, from a thread without an event loop."""
         return asyncio.run_coroutine_threadsafe(_run(label, function, args, {}), self._loop).result()
 
     def close(self) -> None:
@@ -227,7 +225,7 @@ def user_loop(module: str) -> UserLoop:
 
 
 def abandon_loop(module: str, loop: UserLoop) -> None:
-    """Have a module's further calls use another loop, since this one is blocked. Its thread cannot be ended."""
+    """Use another loop for a module's further calls, since this one is blocked. Its thread cannot be ended."""
     with _LOCK:
         if _USER_LOOPS.get(module) is loop:
             del _USER_LOOPS[module]
@@ -235,7 +233,7 @@ def abandon_loop(module: str, loop: UserLoop) -> None:
 
 
 def _forget_loops() -> None:
-    """In a forked child: its parent's threads are not there."""
+    """Reset all loops in a forked child, which has none of its parent's threads."""
     global _WATCH, _LOCK
     _WATCH, _LOCK = _Watch(), threading.Lock()
     _USER_LOOPS.clear()

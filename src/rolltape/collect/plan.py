@@ -1,4 +1,4 @@
-"""Plan a collection: its tasks and attempts, which of them a run already holds, and whether it may be resumed."""
+"""Plan a collection: its tasks and attempts, which of them are already in the run, and whether it may be resumed."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ class CheckedTasks(NamedTuple):
 
 
 def open_tasks(settings: CollectSettings, *, is_open: bool = False) -> CheckedTasks:
-    """The tasks of a collection, checked; with `is_open` none so far, and each is checked when it is given."""
+    """The checked tasks of a collection. With `is_open` there are none yet, and each is checked when it is added."""
     environments = Environments(settings.environment, settings.judge)
 
     def check(task: Task) -> None:
@@ -57,7 +57,7 @@ def open_tasks(settings: CollectSettings, *, is_open: bool = False) -> CheckedTa
 
 
 def _check_sandbox(settings: CollectSettings, wanted: object) -> None:
-    """TaskError for a task whose sandbox this collection cannot provide."""
+    """Raise TaskError for a task whose sandbox this collection cannot provide."""
     try:
         if settings.has_images:
             settings.container.for_task(wanted, SandboxNetwork(settings.sandbox_network))
@@ -68,16 +68,16 @@ def _check_sandbox(settings: CollectSettings, wanted: object) -> None:
 
 
 class RolloutState(enum.IntFlag):
-    """What a run holds of a rollout, over all its tries; 0 if it was never started."""
+    """The state of a rollout in a run, over all its tries; 0 if it was never started."""
 
     FINISHED = 1
     BROKEN = 2  # failed or lost
     RUNNING = 4  # in a process that is alive
-    UNREWARDED = 8  # finished, and without a reward so far
-    TAKEN = FINISHED | RUNNING  # not to be run again
+    UNREWARDED = 8  # finished, without a reward so far
+    TAKEN = FINISHED | RUNNING  # must not run again
 
 
-_TAKEN = int(RolloutState.TAKEN)  # a plain number: a flag takes ten times as long
+_TAKEN = int(RolloutState.TAKEN)  # an int, since flag operations take ten times as long
 _STATES = {
     Status.RUNNING: RolloutState.RUNNING,
     Status.FINISHED: RolloutState.FINISHED,
@@ -87,10 +87,10 @@ _STATES = {
 
 
 class EarlierRollouts:
-    """The rollouts of a source at a step that a run already holds, by id."""
+    """The rollouts of a source at a step that are already in a run, by id."""
 
     def __init__(self, rows: npt.NDArray[Any], models: frozenset[str]) -> None:
-        """`rows` are those of `Run.standings`, `models` the names of the models that were asked."""
+        """`rows` are those of `Run.standings`, `models` the names of the models that were used."""
         self.models = models
         finished = rows["status"] == STATUS_CODES[Status.FINISHED]
         states = np.array([_STATES[status] for status in sorted(STATUS_CODES, key=STATUS_CODES.__getitem__)], np.uint8)
@@ -110,7 +110,7 @@ class EarlierRollouts:
         return len(self._ids) > 0
 
     def states(self, rollouts: Sequence[str]) -> list[int]:
-        """The RolloutState of each of these, as plain numbers."""
+        """The RolloutState of each rollout, as an int."""
         if not self:
             return [0] * len(rollouts)
         ids = np.frombuffer(bytes.fromhex("".join(rollouts)), self._ids.dtype)
@@ -120,18 +120,18 @@ class EarlierRollouts:
 
 
 def _count_distinct(values: npt.NDArray[Any]) -> int:
-    # Much quicker here than numpy's unique.
+    # Much faster here than numpy's unique.
     return int(np.count_nonzero(np.diff(np.sort(values)))) + bool(len(values))
 
 
 def load_earlier(run: Run, source: str, step: int) -> EarlierRollouts:
-    """Read what a run holds of a source at a step."""
+    """Read the rollouts of a source at a step from a run."""
     models = {str(began["model"]) for began in earlier_collections(run, source, step) if "model" in began}
     return EarlierRollouts(run.standings(step=step, source=source), frozenset(models))
 
 
 def earlier_collections(run: Run, source: str | None, step: int) -> list[dict[str, Any]]:
-    """What collections of a source at a step recorded when they began, the oldest first: `settings`, `model`."""
+    """The launch events of collections of a source at a step, the oldest first: `settings`, `model`."""
     began = (event.data for event in run.remarks(EventKind.COLLECT))
     return [one for one in began if (one["settings"].get("step"), one["settings"].get("source")) == (step, source)]
 
@@ -142,7 +142,7 @@ class PlannedAttempt(NamedTuple):
     task_index: int
     attempt: int
     seats: tuple[str, ...]
-    again: bool  # it was tried before, and broke
+    again: bool  # an earlier try broke
 
 
 def seat_agent(agent: str, seat: str) -> str:
@@ -151,7 +151,7 @@ def seat_agent(agent: str, seat: str) -> str:
 
 
 class RolloutIdentity(NamedTuple):
-    """What rollout ids are made from, besides the task and the number of the attempt."""
+    """The parts of rollout ids besides the task and the number of the attempt."""
 
     run: str
     step: int
@@ -183,10 +183,10 @@ def plan_attempts(
     earlier: EarlierRollouts,
     seats: Callable[[Task], tuple[str, ...]],
 ) -> Iterator[PlannedAttempt]:
-    """The attempts to run, task by task, which come with their positions. `seats` gives a task's seats."""
+    """Yield the attempts to run, task by task. `seats` returns a task's seats."""
     attempts = range(settings.group_size)
     for task_index, task in tasks:
-        # Asking for seats begins an episode. A task with one seat that is done is spared that.
+        # Asking for seats begins an episode, which is skipped for a finished task with one seat.
         if earlier and all(state & _TAKEN for state in earlier.states(identity.rollout_ids(task, attempts))):
             continue
         names = seats(task)
@@ -200,7 +200,7 @@ def plan_attempts(
 
 
 def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name: str, *, resume: bool | None) -> None:
-    """Refuse a source that was collected at this step before: without `resume`, or with settings that differ.
+    """Refuse a source that was collected at this step before, without `resume` or with different settings.
 
     With None it is resumed if there is something to resume.
     """
@@ -218,7 +218,7 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
     for before in same[-1:]:
         differ = [name for name in fixed if name not in before or before[name] != fixed[name]]
         if "group_size" in before and fixed["group_size"] > before["group_size"]:
-            differ.remove("group_size")  # attempts are numbered: those that the run holds stay, and others are added
+            differ.remove("group_size")  # attempts are numbered: existing ones stay, and new ones are added
         if differ:
             changes = "; ".join(f"{name} was {before.get(name)!r} and is {fixed[name]!r}" for name in differ)
             raise CollectError(
@@ -228,7 +228,7 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
 
 
 def describe_taken_groups(tape: Tape, run: Run, settings: CollectSettings, source_name: str) -> str | None:
-    """What a trainer misses of groups that have grown since they were given to it; None: no group has."""
+    """A warning if groups that a trainer has taken already have grown since, or None."""
     sizes = [one["settings"]["group_size"] for one in earlier_collections(run, source_name, settings.step)]
     if not sizes or settings.group_size <= sizes[-1]:
         return None
@@ -242,7 +242,7 @@ def describe_taken_groups(tape: Tape, run: Run, settings: CollectSettings, sourc
 
 
 def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> None:
-    """Refuse to go on with another model: it would start every attempt again, under other ids."""
+    """Refuse to continue with another model, which would start every attempt again, under other ids."""
     others = sorted(name for name in earlier.models if name != model)
     if others:
         raise CollectError(
@@ -252,7 +252,7 @@ def check_model(tape: Tape, earlier: EarlierRollouts, model: str, step: int) -> 
 
 
 def check_unchanged(tape: Tape, run: Run, source_name: str, tasks: Iterable[Task], step: int) -> None:
-    """Refuse tasks that have another content under the same id than the rollouts which the run holds of them."""
+    """Refuse tasks whose content differs from that of the run's rollouts with the same task id."""
     heads = run.group_heads(step=step, source=source_name)
     held = {head.task_id: head.task for head in heads if None not in (head.task_id, head.task)}
     changes = (

@@ -1,7 +1,7 @@
-"""`CollectedRecord`: everything about a rollout that has ended, from the tape, as a line of `rolltape collect -o`.
+"""`CollectedRecord`: everything about an ended rollout, from the tape, as a line of `rolltape collect -o`.
 
-The file is derived from the tape: `RecordFile.add_missing` writes what it lacks, and `rolltape export --what records`
-makes it anew.
+The file is derived from the tape: `RecordFile.add_missing` adds missing lines, and `rolltape export --what records`
+writes it again.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from rolltape.tape.stored import Key
 from rolltape.traces import trace_of
 from rolltape.traces.build import final_reward, main_branch
 
-LAUNCH = "collect"  # in the `extra` of a rollout: what the collector decided at its launch
+LAUNCH = "collect"  # in the `extra` of a rollout: the collector's facts at its launch
 NOT_COMPARED = "its group is not compared yet"
 RECORD_SCHEMA = "rolltape.collected/1"  # a field may be added; a change of meaning raises the version
 
 
 class RecordInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who made a rollout and for which step, how much it took, and how the agent ended."""
+    """The origin of a rollout: its agent and step, its usage, and how the agent ended."""
 
     agent: str | None = None
-    seat: str | None = None  # None: the episode has one seat
+    seat: str | None = None  # None if the episode has one seat
     model: str | None = None
     step: int  # the training step
-    versions: tuple[str, ...] = ()  # of weights, as they first appear
+    versions: tuple[str, ...] = ()  # of weights, in the order of their first use
     turns: int
     sampled_tokens: int
     exit_code: int | None = None  # of an agent that is a program
@@ -48,7 +48,7 @@ class RecordInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CollectedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything about a rollout that has ended. Fields that are None are left out of files."""
+    """Everything about an ended rollout. Files omit fields that are None."""
 
     rollout: str
     try_index: int
@@ -66,15 +66,15 @@ class CollectedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     reward: float | None = None
     reward_terms: dict[str, float] = {}
     content: str | None = None  # the last reply's text, or what a program printed
-    prompt: list[Message] | None = None  # the first turn's; None: nothing was asked
-    messages: list[Message] | None = None  # the conversation as it was at the end
+    prompt: list[Message] | None = None  # the first turn's; None if the model was not asked
+    messages: list[Message] | None = None  # the final conversation
     task: Any = None
     metrics: dict[str, Any] | None = None  # the last value of each name
     info: RecordInfo
     trace: Trace | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain values, absent fields left out."""
+        """The record as plain values, without absent fields."""
         plain: dict[str, Any] = {"schema": RECORD_SCHEMA, **msgspec.to_builtins(self)}
         if self.trace is not None:
             plain["trace"] = self.trace.to_dict()
@@ -82,7 +82,7 @@ class CollectedRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 def launch_facts(head: RolloutHead) -> dict[str, Any]:
-    """What the collector wrote about a rollout when it launched it."""
+    """The facts that the collector recorded at the launch of a rollout."""
     facts: dict[str, Any] = head.extra.get(LAUNCH, {})
     return facts
 
@@ -93,7 +93,7 @@ def main_turns(rollout: Rollout) -> list[Turn]:
 
 
 def build_record(rollout: Rollout) -> CollectedRecord:
-    """The record of a rollout as it is on the tape."""
+    """Build the record of a rollout from the tape."""
     head, outcome = rollout.head, rollout.outcome
     launch, trace, turns = launch_facts(head), trace_of(rollout), main_turns(rollout)
     end = trace.extra or {}
@@ -135,7 +135,7 @@ def build_record(rollout: Rollout) -> CollectedRecord:
 
 
 def add_score(record: CollectedRecord, score: Score) -> CollectedRecord:
-    """The record of a rollout after its group was compared, as the tape has it then."""
+    """The record of a rollout with the score from its group's comparison, as on the tape."""
     scored = msgspec.structs.replace(record, reason=score.reason, trace=_add_score_to_trace(record.trace, score))
     if score.reward is None:
         return scored
@@ -159,7 +159,7 @@ def _add_score_to_trace(trace: Trace | None, score: Score) -> Trace | None:
 
 
 def _conversation(turns: list[Turn], trace: Trace) -> list[Message] | None:
-    """The messages of the last turn, and the results of tools that were called in the last step."""
+    """The messages of the last turn, and the results of tool calls in the last step."""
     if not turns:
         return None
     last = (trace.steps[-1].extra if trace.steps else None) or {}
@@ -211,8 +211,8 @@ def _spell(reward: object) -> str | None:
 class RecordFile:
     """Appends records to a file as JSON lines. Several processes may append at once.
 
-    A rollout gets another line only if its reward differs from that in its last line. Where the file cannot be read
-    back, such as a pipe, only lines of this process are known.
+    A rollout gets another line only if its reward differs from that in its last line. If the file cannot be read back,
+    such as a pipe, only lines of this process are known.
     Records that cannot be written are counted in `lost`; `report` is called for the first of them.
     """
 
@@ -228,7 +228,7 @@ class RecordFile:
         self._plain = stat.S_ISREG(os.fstat(self._file).st_mode)
 
     def add(self, record: CollectedRecord) -> None:
-        """Write a line, if it is new; never raises."""
+        """Write a line if it is new; never raises."""
         key, reward = (record.rollout, record.try_index), _spell(record.reward)
         if self._written.get(key, "") == reward:
             return
@@ -245,7 +245,7 @@ class RecordFile:
                 )
 
     def add_missing(self, run: Run, *, step: int, source: str) -> None:
-        """Write the records of a step and source that the file lacks, or has with another reward; never raises OSError.
+        """Write the records of a step and source that are missing or have another reward there; never raises OSError.
 
         Rollouts that wait for their group's comparison are written when it has been made.
         """
@@ -261,7 +261,7 @@ class RecordFile:
                 self.add(build_record(held.rollout(*row.key)))
 
     def _read_rewards(self) -> dict[Key, str | None]:
-        """The reward in the last line of each rollout. Half a line, which a killed process left, is passed over."""
+        """The reward in the last line of each rollout. An incomplete line of a killed process is ignored."""
         found: dict[Key, str | None] = {}
         with contextlib.suppress(OSError), self.path.open("rb") as lines:
             for line in lines:

@@ -1,4 +1,4 @@
-"""What came of attempts: the result of each rollout, and the tokens and money that it took."""
+"""The results of attempts: one per rollout, with its tokens and its cost."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     prompt_tokens: int = 0
     sampled_tokens: int = 0
-    cost: float | None = 0.0  # None: there are no prices, and the endpoint does not report the cost of every turn
+    cost: float | None = 0.0  # None without prices, if the endpoint does not report the cost of every turn
 
     def __add__(self, other: "Usage") -> "Usage":
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
@@ -29,7 +29,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def usage_of(turns: Iterable[Turn], settings: CollectSettings) -> Usage:
-    """What turns took, by the prices in the settings, else by what the endpoint reports."""
+    """The usage of turns, by the prices in the settings, else as the endpoint reports it."""
     return sum((_turn_usage(turn, settings) for turn in turns), Usage())
 
 
@@ -50,7 +50,7 @@ def _as_cost(reported: object) -> float | None:
 
 
 class RolloutResult(NamedTuple):
-    """What came of one seat of one attempt: one rollout that has ended."""
+    """The result of one seat of one attempt, which is one ended rollout."""
 
     rollout: str
     try_index: int
@@ -65,10 +65,10 @@ class RolloutResult(NamedTuple):
     turns: int = 0
     sampled_tokens: int = 0
     usage: Usage = Usage()
-    ended: Ended | None = None  # None: the infrastructure broke it, or it ended before
+    ended: Ended | None = None  # None if the infrastructure broke it, or it ended before
     before: bool = False  # it ended in an earlier process, and got its reward in this one
-    record: CollectedRecord | None = None  # where `CollectSettings.with_records` asks for it
-    fates: dict[str, int] | None = None  # tokens by fate under the default policy, where `with_fates` asks for it
+    record: CollectedRecord | None = None  # if `CollectSettings.with_records` is set
+    fates: dict[str, int] | None = None  # tokens by fate under the default policy, if `with_fates` is set
 
     @classmethod
     def of(cls, head: RolloutHead, task_index: int, seat: str, **fields: Any) -> "RolloutResult":
@@ -85,7 +85,7 @@ OnResults = Callable[[list[RolloutResult]], None]
 
 
 def earlier_result(rollout: Rollout, task_index: int, seat: str, *, with_record: bool) -> RolloutResult:
-    """The result of a rollout that ended in an earlier process, as the tape has it."""
+    """The result of a rollout that ended in an earlier process, from the tape."""
     return RolloutResult.of(
         rollout.head,
         task_index,
@@ -102,5 +102,5 @@ def earlier_result(rollout: Rollout, task_index: int, seat: str, *, with_record:
 
 
 def task_label(head: RolloutHead | RolloutRow) -> str:
-    """A task's name for people: its id, or else the beginning of its group's."""
+    """A task's name for people: its id, else the beginning of its group's id."""
     return head.task_id or head.group[:8]

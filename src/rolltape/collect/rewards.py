@@ -1,4 +1,4 @@
-"""Late and revised rewards, by the id of a rollout. All of them are checked before the first is recorded."""
+"""Late and revised rewards, by the id of a rollout. All are checked before the first is recorded."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +26,8 @@ _Subject = tuple[str, int, str | None]  # rollout, try, and turn or None
 class RewardPaths(NamedTuple):
     """Where the objects of another program have the id of a rollout, its reward and its terms.
 
-    A name with dots leads into objects and lists: `traces.0.reward`. A term has the last part of its name. The name of
-    an object is for all numbers in it.
+    A name with dots is a path in objects and lists: `traces.0.reward`. A term is named by its last part. The path of an
+    object stands for all numbers in it.
     """
 
     rollout: str = "rollout"
@@ -35,7 +35,7 @@ class RewardPaths(NamedTuple):
     terms: tuple[str, ...] = ()
 
     def read(self, given: object) -> object:
-        """Such an object as a reward; anything but an object as it is."""
+        """Read such an object as a reward; other values are returned unchanged."""
         if not isinstance(given, dict):
             return given
         found = {"rollout": _value_at(given, self.rollout), "reward": _value_at(given, self.reward)}
@@ -58,8 +58,8 @@ class LateReward(NamedTuple):
     where: str
     row: RolloutRow
     statement: NewEvent
-    before: float | None  # None: there was none, or only the one that a turn was recorded with
-    is_new: bool  # False: the tape has the same already
+    before: float | None  # None if there was none, or only the one that a turn was recorded with
+    is_new: bool  # False if the tape has the same already
 
     @property
     def reward(self) -> float:
@@ -67,7 +67,7 @@ class LateReward(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether it is another number than before. The judge or the terms may be new without that."""
+        """Whether the number differs from before. If not, `by` or the terms may still be new."""
         return self.before is None or not _same(self.before, self.reward)
 
 
@@ -80,12 +80,12 @@ def late_rewards(
     fields: RewardPaths | None = None,
     on_unknown: Callable[[str], None] | None = None,
 ) -> list[LateReward]:
-    """Check rewards for a run: objects with `rollout` (whatever `run.rollout` takes) and `reward`.
+    """Check rewards for a run: objects with `rollout` (any id for `run.rollout`) and `reward`.
 
-    They may have `terms`, `by`, `try` (otherwise the try that counts) and `turn`. `fields` says where the objects of
-    another program have the id, the reward and the terms. The argument `by` is for rewards that have no `by`. If one
-    cannot be used, none is, and the error names them all; `label` is the file's name. With `on_unknown`, rewards of
-    rollouts that the run does not hold are left out, and it is called with the place of each.
+    They may have `terms`, `by`, `try` (otherwise the try that counts) and `turn`. `fields` has the paths of the id, the
+    reward and the terms in objects of another program. The argument `by` is for rewards without `by`. If one cannot be
+    used, none is, and the error names them all; `label` is the file's name. With `on_unknown`, rewards of rollouts that
+    are not in the run are left out, and it is called with the place of each.
     """
     places: dict[_Subject, str] = {}
     found: list[LateReward] = []
@@ -117,7 +117,7 @@ def late_rewards(
 
 
 def record_rewards(tape: Tape, rewards: Iterable[LateReward]) -> None:
-    """Record those that are new, all together. If one is for a turn that does not exist, none is recorded."""
+    """Record the new rewards together. If one is for a turn that does not exist, none is recorded."""
     at = ""
 
     def statements() -> Iterable[NewEvent]:
@@ -172,7 +172,7 @@ def _parse_fields(entry: SourceEntry, names: RewardPaths | None) -> dict[str, An
 
 
 def _value_at(given: dict[str, Any], name: str) -> Any:
-    """The value under a name, or under the path that its dots spell."""
+    """The value under a name, or at the path of a name with dots."""
     value: Any = given
     for part in [name] if name in given else name.split("."):
         try:
@@ -188,7 +188,7 @@ def _numbers_in(value: dict[str, Any]) -> dict[str, object]:
 
 
 def _parse_number(value: object, where: str) -> object:
-    """Decode a number that JSON cannot spell, such as {"$float": "nan"}; leave anything else as it is."""
+    """Decode a number that JSON cannot write, such as {"$float": "nan"}; return other values unchanged."""
     if not isinstance(value, dict):
         return value
     try:
@@ -198,7 +198,7 @@ def _parse_number(value: object, where: str) -> object:
 
 
 class _Tries:
-    """Finds the tries of a run's rollouts, by whatever id the run knows them."""
+    """Finds the tries of a run's rollouts, by any of their ids."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -211,7 +211,7 @@ class _Tries:
 
 
 def _latest_score(run: Run, row: RolloutRow, turn: str | None) -> LatestScore | None:
-    """The score of a rollout or of one of its turns that counts so far; None: there is none."""
+    """The current score of a rollout or of one of its turns, or None."""
     if turn is None:
         return row.score
     events = run.rollout(*row.key).events

@@ -1,4 +1,4 @@
-"""`CollectSettings`: what a collection does, and which of it must stay the same when it is resumed."""
+"""`CollectSettings`: the settings of a collection, and those that must stay the same when it is resumed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -100,18 +100,18 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failures_to_end(self) -> int:
-        """How many attempts in a row may fail before the collection is ended; 0: any number."""
+        """How many attempts in a row may fail before the collection is ended; 0 for any number."""
         return max(_LEAST_FAILURES, 4 * self.group_size) if self.max_failures is None else self.max_failures
 
     def fixed_by_resume(self, source_name: str) -> dict[str, Any]:
-        """The settings that must not differ when a run is resumed: they decide which rollouts there are, and how.
+        """The settings that must not differ when a run is resumed, since they determine its rollouts.
 
         Only the group size may grow.
-        The source is fixed by its name, which is in the ids. The file may move.
+        The source is compared by its name, which is in the ids. The file may move.
         """
         fixed = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _FREE}
         fixed |= {"source": source_name, "judge": None if self.judge is None else self.judge.model}
-        # As the tape gives it back, where a tuple is a list.
+        # As read from the tape, which turns tuples into lists.
         decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(fixed))
         return decoded
 
@@ -129,7 +129,7 @@ def settings_in_config(
     """The settings in a block of a trainer's config, and `defaults` for those that it leaves out.
 
     Of `sampling`, too, the block replaces only the parameters that it names.
-    `other_keys` may stand in the block, and are not settings. Any other key, or a wrong value, is a GroupsError.
+    `other_keys` may be in the block, and are not settings. Any other key, or a wrong value, is a GroupsError.
     """
     given = {name: value for name, value in block.items() if name not in other_keys}
     if unknown := given.keys() - set(CollectSettings.__struct_fields__):
@@ -167,7 +167,7 @@ _LIMITS = (  # name, bound, and whether a value must be above it
     ("price_in", 0, False),
     ("price_out", 0, False),
 )
-# May differ when a collection is resumed: where it runs, how fast, and what is written besides the rollouts.
+# May differ when a collection is resumed: where and how fast it runs, and what it writes besides the rollouts.
 _FREE = frozenset(
     {
         *("engines", "model", "engine_key", "engine_retry_s", "engine_limit", "logprob_kind"),

@@ -1,4 +1,4 @@
-"""Statistics of a running collection: counts, rewards per task, reasons. They grow with tasks, not with rollouts."""
+"""Statistics of a running collection: counts, rewards per task, reasons. Their size grows with tasks, not rollouts."""
 
 import math
 import re
@@ -20,7 +20,7 @@ _OTHER = "other reasons"
 class RewardStats:
     """A running mean, standard deviation and range."""
 
-    __slots__ = ("_mean", "_squares", "_sum", "count", "least", "most", "not_finite")  # there is one for every task
+    __slots__ = ("_mean", "_squares", "_sum", "count", "least", "most", "not_finite")  # one per task
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,7 +32,7 @@ class RewardStats:
         self.most = -math.inf
 
     def add(self, reward: float) -> None:
-        """Add a reward. One that is not finite is counted apart, since no mean can hold it."""
+        """Add a reward. One that is not finite is only counted, since it would spoil the mean."""
         if not math.isfinite(reward):
             self.not_finite += 1
             return
@@ -74,17 +74,17 @@ class Figures(NamedTuple):
     running: int
     left: int  # running or not begun
     total: int
-    done_before: int  # by earlier processes, or now by others
+    done_before: int  # by earlier processes, or by other current ones
     mean_reward: float | None
     turns: int
     sampled_tokens: int
     tokens_per_s: float
     seconds: float
-    seconds_left: float | None  # None: too few have ended for an estimate
+    seconds_left: float | None  # None if too few have ended for an estimate
 
 
 class ExampleRollout(NamedTuple):
-    """A rollout to look at. The choice does not depend on the order in which rollouts end."""
+    """An example rollout. The choice does not depend on the order in which rollouts end."""
 
     reward: float
     task_index: int
@@ -94,11 +94,11 @@ class ExampleRollout(NamedTuple):
 
 
 class CollectionStats:
-    """Counts what a collection's results come to."""
+    """Counts the results of a collection."""
 
     def __init__(self) -> None:
         self._began_at = time.monotonic()
-        self.launch: Launch | None = None  # None: nothing has begun
+        self.launch: Launch | None = None  # None before the launch
         self._by_seat: dict[tuple[int, str], tuple[str, RewardStats]] = {}  # by task index and seat, with its name
         self.endings: dict[tuple[str, str], EndingStats] = {}  # by status and reason
         self.rewards = RewardStats()
@@ -106,7 +106,7 @@ class CollectionStats:
         self.attempts = 0
         self.failed = 0  # attempts
         self.unrewarded = 0  # rollouts that have finished
-        self.ungraded = 0  # of those, the ones whose reward could not be computed, earlier ones included
+        self.ungraded = 0  # of these, those whose reward could not be computed, including earlier ones
         self.turns = 0
         self.sampled_tokens = 0
         self.usage = Usage()
@@ -125,7 +125,7 @@ class CollectionStats:
         return [one for _, one in sorted(self._by_seat.items(), key=lambda item: item[0])]
 
     def add(self, results: Sequence[RolloutResult]) -> None:
-        """Count attempts, each with all its seats. Of attempts that ended before, only the rewards count."""
+        """Count attempts, each with all its seats. For attempts that ended before, only the rewards count."""
         now = [result for result in results if not result.before]
         self.attempts += len({(result.task_index, result.attempt) for result in now})
         self.failed += len({(one.task_index, one.attempt) for one in now if one.status is Status.FAILED})

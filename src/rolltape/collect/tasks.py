@@ -22,15 +22,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     The ids of its rollouts are made from `source` and `id`, or from `source` and `data` if it has no id.
     """
 
-    id: str | None = None  # None: its canonical content identifies it
-    environment: str | None = None  # None: the one that the command names
-    data: dict[str, Any]  # the entry as it came
+    id: str | None = None  # None if its canonical content identifies it
+    environment: str | None = None  # None for the one that the command names
+    data: dict[str, Any]  # the unchanged entry
     source: str = ""  # name and split, the same on every machine
     where: str = ""  # for messages: file and line, item or row
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any], *, source: str, where: str) -> Self:
-        """Read an entry's own id ("id", else "task_id") and "environment"; null is the same as absent."""
+        """Read an entry's own id ("id", else "task_id") and "environment"; null means absent."""
         own_id = next((entry[name] for name in _ID_FIELDS if entry.get(name) is not None), None)
         return cls(
             id=id_text(own_id),
@@ -42,7 +42,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        """A digest of what identifies it within its source."""
+        """A digest that identifies the task within its source."""
         return digest_of(task_key(self.id, self.data))
 
 
@@ -63,15 +63,15 @@ def environment_name(value: object) -> str | None:
 
 
 def seed_of(rollout_id: str) -> int:
-    """The seed of an attempt, 63 bits: the same whenever and wherever that rollout runs."""
+    """The seed of an attempt, 63 bits: always and everywhere the same for this rollout."""
     return int.from_bytes(digest_of("seed", rollout_id)[:8], "big") >> 1
 
 
 class TaskSource:
     """A sequence of tasks. Each access reads the task afresh.
 
-    A change of the source's file does not change it. Several threads may read it. `close` frees the space on disk; so
-    does the end of the object.
+    Changes of the source's file have no effect. Several threads may read it. `close`, or deleting the object, frees the
+    space on disk.
     """
 
     def __init__(self, name: str) -> None:
@@ -131,6 +131,6 @@ class TaskSource:
 
 
 def shuffled(keys: Sequence[bytes], seed: int) -> Sequence[int]:
-    """An order by the seed and each task's own key: adding tasks leaves the order of the others as it was."""
+    """An order by the seed and each task's own key: new tasks do not change the order of the others."""
     ranks = [digest_of("shuffle", str(seed), key) for key in keys]
     return array("Q", sorted(range(len(keys)), key=ranks.__getitem__))

@@ -1,4 +1,4 @@
-"""The demo of `rolltape demo`: the shipped model learns from its recorded rollouts while the page shows them."""
+"""The demo of `rolltape demo`: the shipped model learns from its recorded rollouts, and the page shows them."""
 
 from rolltape.demo.learning import TASKS, LearnedStep, learn
 from rolltape.demo.scripted import record as record_scripted

@@ -25,14 +25,14 @@ _CREDIT = rolltape.Credit(advantage=Advantage.NORMALIZED)
 
 
 class LearnedStep(NamedTuple):
-    """What came of a training step."""
+    """The result of a training step."""
 
     step: int
     reward: float  # the mean over its rollouts
     rollouts: int
-    samples: int  # those that trained
+    samples: int  # number of samples that trained
     trained_tokens: int
-    mismatch_kl: float | None  # the mean over trained tokens; None: nothing trained
+    mismatch_kl: float | None  # the mean over trained tokens; None if nothing trained
 
 
 def learn(tape: Tape, *, steps: int, group_size: int) -> Iterator[LearnedStep]:
@@ -44,7 +44,7 @@ def learn(tape: Tape, *, steps: int, group_size: int) -> Iterator[LearnedStep]:
     with _collecting(tape, weights, group_size) as live:
         for step in range(steps):
             groups = live.request(tasks, step=step).wait()
-            # Groups whose attempts were all worth the same say nothing about where to go.
+            # Groups whose attempts all have the same reward have no gradient.
             samples = [sample for group in groups for sample in group.samples if sample.advantage]
             records = trainer.update(samples) if samples else []
             write_tokens(tape.directory.path, step, records, file_format=Format.JSONL)

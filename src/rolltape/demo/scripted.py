@@ -1,7 +1,7 @@
 """Record a scripted session of a coding agent.
 
-It has what real sessions have: a sub-agent, a reply interrupted by a weight update, a retry, a reply that the
-agent sends back changed, and a compaction.
+It has the events of real sessions: a sub-agent, a reply interrupted by a weight update, a retry, a reply that the
+agent changes before it sends it back, and a compaction.
 """
 
 import json
@@ -59,13 +59,13 @@ SCRIPT = [
 
 
 def spoken(message: Message) -> list[str]:
-    """What a message says: its text, then each of its calls."""
+    """The texts of a message: its content, then each of its calls."""
     functions = [made["function"] for made in message.get("tool_calls", ())]
     return [message["content"], *(f"{function['name']} {function['arguments']}" for function in functions)]
 
 
 class ScriptedEngine:
-    """Stands for tokenizer, chat template and inference engine: renders prompts, and "samples" what the script says."""
+    """Replaces tokenizer, chat template and inference engine: renders prompts, and "samples" the script's replies."""
 
     def __init__(self, folder: Path) -> None:
         split = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]+|\s"), "isolated")
@@ -94,7 +94,7 @@ class ScriptedEngine:
         return [*text, *(token for call in calls for token in [SPECIAL.index("<call>"), *call])]
 
     def reply(self, message: Message, weights: str, updated_to: str | None = None) -> dict[str, Any]:
-        """What an engine gives for a reply; a weight update in the middle cuts it into two segments."""
+        """An engine's result for a reply; a weight update in the middle cuts it into two segments."""
         ids = [*self.body(message), self.end]
         logprobs = [round(-self._chance.expovariate(4), 4) for _ in ids]
         cut = len(ids) if updated_to is None else len(ids) // 2
@@ -108,7 +108,7 @@ class ScriptedEngine:
 
 
 def record(path: Path) -> None:
-    """Two attempts at one task: one that works it out, and one that gives up."""
+    """Record two attempts at one task: one that solves it, and one that gives up."""
     with rolltape.open(path, name="demo") as tape:
         engine = ScriptedEngine(path)
         tape.announce_version("7")
@@ -137,13 +137,13 @@ def _work_it_out(session: Any, engine: ScriptedEngine) -> None:
 
 
 def _ask(session: Any, engine: ScriptedEngine, messages: list[Message], reply: dict[str, Any]) -> Turn:
-    """A turn given with its whole prompt."""
+    """Record a turn with its whole prompt."""
     turn: Turn = session.record_turn(prompt_messages=messages, prompt_ids=engine.prompt(*messages), **reply)
     return turn
 
 
 def _go_on(session: Any, engine: ScriptedEngine, after: Turn, message: Message, reply: dict[str, Any]) -> Turn:
-    """A turn given as what is new after an earlier one."""
+    """Record a turn by its new messages after an earlier turn."""
     turn: Turn = session.record_turn(
         after=after, new_messages=[message], new_prompt_ids=engine.prompt(message), **reply
     )

@@ -1,4 +1,4 @@
-"""What `rolltape demo` prints: the training, the commands that show the run, the page, and what to do next."""
+"""The output of `rolltape demo`: the training, the commands that show the run, the page, and what to do next."""
 
 import shlex
 import shutil
@@ -16,7 +16,7 @@ from rolltape.records.rollout import Rollout
 from rolltape.tree import forks_of, tree_of
 from rolltape.view.serve import ServedAddress, served
 
-PLACE = Path("runs/demo")  # belongs to the demo, which begins anew there
+PLACE = Path("runs/demo")  # the demo's own folder, which it replaces
 STEPS, GROUP_SIZE = 6, 6
 
 _INTRODUCTION = f"""\
@@ -34,7 +34,7 @@ Command = Callable[[Sequence[str]], int]
 
 
 class CommandFailed(Exception):
-    """A command of the demo did not succeed; it has said why."""
+    """A command of the demo failed; it has printed the reason."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -42,7 +42,7 @@ class CommandFailed(Exception):
 
 
 def make_room(path: Path) -> None:
-    """Remove the run of an earlier demo from the demo's own place; anything else stays, and is an error."""
+    """Remove the run of an earlier demo from the demo's own folder; anything else stays, and is an error."""
     if not path.exists():
         return
     if path != PLACE or not _is_of_demo(path):
@@ -51,14 +51,14 @@ def make_room(path: Path) -> None:
 
 
 def _is_of_demo(path: Path) -> bool:
-    """Whether a folder is a run that holds rollouts of the demo alone."""
+    """Whether a folder is a run with only rollouts of the demo."""
     if not (path / "run.json").is_file():
         return False
     return all(row.source == TASKS.name for row in rolltape.read(path).index())
 
 
 def tell(path: Path, command: Command, on_page: Callable[[str], None], wait: Callable[[], None]) -> None:
-    """Train on a new run with the page open, show what was recorded, and `wait` before the page closes."""
+    """Train on a new run with the page open, show the recorded rollouts, and `wait` before the page closes."""
     with rolltape.open(path) as tape, page_of(path) as page:
         _heading("A model learns", _INTRODUCTION)
         on_page(page.start)
@@ -76,7 +76,7 @@ def tell(path: Path, command: Command, on_page: Callable[[str], None], wait: Cal
 
 @contextmanager
 def page_of(path: Path) -> Iterator[ServedAddress]:
-    """The page over a run, served by a thread of its own."""
+    """Serve the page of a run in a new thread."""
     background = BackgroundLoop("rolltape-demo-page")
     stack = AsyncExitStack()
     try:
@@ -124,7 +124,7 @@ def _heading(text: str, why: str) -> None:
 
 
 def _before_and_after(rollouts: Sequence[Rollout]) -> tuple[str, str]:
-    """Of one task, a rollout with the lowest reward of the first step, and one with the highest of the last."""
+    """The ids of one task's rollouts with the lowest reward of the first step and the highest of the last."""
     of_task = [one for one in rollouts if one.head.task_id == "add" and one.reward is not None]
     first = [one for one in of_task if one.head.step == 0]
     last = [one for one in of_task if one.head.step == STEPS - 1]
@@ -136,7 +136,7 @@ def _reward(rollout: Rollout) -> float:
 
 
 def _forked_rollout(rollouts: Sequence[Rollout]) -> str:
-    """The shortest game of those whose conversation forked twice, or forked most."""
+    """The shortest game whose conversation forked at least twice, or forked most."""
     games = [one for one in rollouts if one.head.task_id == "guess-20"]
     forks = {one.id: sum(len(forks_of(tree_of(session))) for session in one.sessions) for one in games}
     return min(games, key=lambda one: (-min(forks[one.id], 2), len(one.turns))).id[:8]

@@ -1,8 +1,8 @@
-"""A trainer in numpy: the clipped policy gradient of GRPO, for a model's output layer alone.
+"""A trainer in numpy: the clipped policy gradient of GRPO, only for a model's output layer.
 
-The layers below stay as they are, so no gradient flows through them, and their states of a sample are computed once.
-The trainer computes with weights in bfloat16, as most do, and the engine in float32. Their logprobs differ a little;
-the token records show where.
+The layers below do not change, so no gradient flows through them, and their states of a sample are computed once.
+The trainer computes with weights in bfloat16, like most trainers, and the engine in float32. Their logprobs differ
+slightly; the token records show where.
 """
 
 import json
@@ -26,7 +26,7 @@ from rolltape.tiny.model import Qwen3
 from rolltape.tokens import score_sample
 
 _EMBEDDING, _OUTPUT_LAYER = "model.embed_tokens.weight", "lm_head.weight"
-_UPDATES = 2  # of the weights, by each step's samples
+_UPDATES = 2  # of the weights per step
 _LEARNING_RATE = 3e-3
 _DECAYS = (0.9, 0.999)  # of Adam's two averages
 _CLIP_LOW, _CLIP_HIGH = 0.2, 0.28
@@ -36,7 +36,7 @@ _FORWARD_TOKENS = 2048
 class _TrainedTokens(NamedTuple):
     """The trained tokens of many samples, end to end."""
 
-    states: Floats  # (tokens, hidden): what the output layer is given where each is predicted
+    states: Floats  # (tokens, hidden): the inputs of the output layer that predict them
     ids: npt.NDArray[np.int64]
     inference_logprobs: Floats
     pulls: Floats  # advantage × share of the loss
@@ -61,7 +61,7 @@ class OutputLayerTrainer:
         _write_checkpoint(folder, self._tensors)
 
     def update(self, samples: Sequence[Sample]) -> list[TokenRecord]:
-        """Change the weights by what was sampled at temperature 1; a record for each sample, as it was before."""
+        """Update the weights by samples at temperature 1. Return a record for each sample, as before the update."""
         trained = self._trained_tokens(samples)
         before: Floats | None = None
         for _ in range(_UPDATES):
@@ -139,14 +139,14 @@ def _records(samples: Sequence[Sample], logprobs: Floats) -> list[TokenRecord]:
 
 
 def round_to_bfloat16(values: Floats) -> Floats:
-    """Round to the nearest bfloat16, and to even where two are as near."""
+    """Round to the nearest bfloat16, with ties to even."""
     bits = values.view(np.uint32)
     rounded: Floats = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     return rounded
 
 
 def _write_checkpoint(folder: Path, tensors: Mapping[str, Floats]) -> None:
-    """Write a checkpoint in float32 that has the shape of the shipped one, with an output layer of its own."""
+    """Write a checkpoint in float32 with the shape of the shipped one, and with an untied output layer."""
     shipped = shipped_model()
     if not folder.exists():
         folder.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Diagnose a stack, "does it train what it sampled?", and the conformance kit that does it.
 
-`rolltape doctor` prints what `diagnose` yields. The lists of checks are the kit: hold another engine to `ENGINE_CHECKS`
-with `check_engine`, and another gateway to `GATEWAY_CHECKS` with `check_gateway`.
+`rolltape doctor` prints the results of `diagnose`. The lists of checks are the kit: `check_engine` tests an engine by
+`ENGINE_CHECKS`, and `check_gateway` tests a gateway by `GATEWAY_CHECKS`.
 docs/how-to/doctor.md has every check.
 """
 

@@ -25,17 +25,17 @@ from rolltape.records.turn import LogprobKind
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be diagnosed, in the words of `rolltape serve` and `rolltape collect`."""
+    """The stack to diagnose; the fields are named as in `rolltape serve` and `rolltape collect`."""
 
-    engine: str | None = None  # None: no engine is checked
-    model: Path | None = None  # None: the folder of a tiny engine, or none
-    agent: str | None = None  # None: no agent is run
+    engine: str | None = None  # None to check no engine
+    model: Path | None = None  # None for the folder of a tiny engine, or no folder
+    agent: str | None = None  # None to run no agent
     engine_key: str | None = None
     logprobs: LogprobKind | None = None
     renderer: str | None = None
     thinking_retention: Retention | None = None
     agent_timeout_s: float = 180.0
-    gentle: bool = False  # leave out what engines have died of
+    gentle: bool = False  # skip the request that has crashed engines
 
 
 async def diagnose(stack: Stack) -> AsyncIterator[CheckResult]:
@@ -72,7 +72,7 @@ async def diagnose(stack: Stack) -> AsyncIterator[CheckResult]:
 
 
 async def _check_engine(stack: Stack, folder: Path | None, probe: EngineProbe) -> AsyncIterator[CheckResult]:
-    """The kit, and what needs the engine and the folder of its model; the probe that engines have died of is last."""
+    """Run the kit, and the checks of engine and model folder together; the check that has crashed engines is last."""
     *checks, outside = ENGINE_CHECKS.items()
     chosen: dict[str, EngineCheck] = dict(checks)
     if stack.engine is not None and folder is not None and probe.prompts is not None:

@@ -1,4 +1,4 @@
-"""Checks of a model folder: its template against the renderer, its special tokens, and which turns will bridge."""
+"""Checks of a model folder: its template against the renderer, its special tokens, and which prompts will bridge."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _TOLD: Message = {"role": "assistant", "content": "Two things."}
 _HEARD: Message = {"role": "tool", "content": "a and b", "tool_call_id": "call_0", "name": "look"}
 _THOUGHT = {"reasoning_content": "I must look."}
 
-# What may follow a reply: the reply, the messages after it, and whether thinking is asked for.
+# Examples of what follows a reply: the reply, the messages after it, and whether thinking is on.
 _FOLLOWING: dict[str, tuple[Message, list[Message], bool | None]] = {
     "tool result": (_CALLED, [_HEARD], False),
     "tool result after thinking": (_CALLED | _THOUGHT, [_HEARD], None),
@@ -38,7 +38,7 @@ _FOLLOWING: dict[str, tuple[Message, list[Message], bool | None]] = {
 
 
 class ModelProbe(msgspec.Struct, frozen=True):
-    """A model folder with the prompts that the gateway would make of it."""
+    """A model folder with its prompts as in the gateway."""
 
     folder: Path
     prompts: ChatPrompts
@@ -84,7 +84,7 @@ def _first_difference(probe: ModelProbe, match: TemplateMatch) -> str:
 
 
 def _special_tokens(probe: ModelProbe) -> CheckResult | None:
-    """Whether the marks that the template writes are tokens of this tokenizer."""
+    """Whether the marks in the template's output are tokens of this tokenizer."""
     tokenizer = probe.tokenizer
     if tokenizer.template is None:
         return None
@@ -104,7 +104,7 @@ def _special_tokens(probe: ModelProbe) -> CheckResult | None:
 
 
 def _stop_ids(probe: ModelProbe) -> CheckResult:
-    """Whether the ids that end a reply for the gateway are those that end it for the model."""
+    """Whether the gateway's stop ids are those of the model."""
     stops = set(probe.prompts.stop_ids)
     spelled = ", ".join(probe.tokenizer.decode([one]) for one in sorted(stops))
     configured = read_json(probe.folder / "generation_config.json").get("eos_token_id")
@@ -146,7 +146,7 @@ def _bridging(probe: ModelProbe) -> CheckResult:
     for name, (reply, new, thinking) in _FOLLOWING.items():
         sampled = write_reply(probe.prompts, reply, _TOOLS, thinking)
         if sampled is None:
-            continue  # such as a reply without thinking, of a model that always thinks
+            continue  # for example, a reply without thinking of a model that always thinks
         why = _refusal(probe.prompts, sampled, new, thinking)
         (bridged if why is None else whole).append(name if why is None else f"{name} ({words(why)})")
     figures = {"bridged": bridged, "rendered": whole}
@@ -160,7 +160,7 @@ def _bridging(probe: ModelProbe) -> CheckResult:
 
 
 def _refusal(prompts: ChatPrompts, sampled: Ids, new: list[Message], thinking: bool | None) -> str | None:
-    """Why a prompt is not extended by what follows a reply; None: it is."""
+    """Why a prompt cannot be extended by the messages after a reply, or None."""
     held = prompts.render([_ASKED], _TOOLS, thinking).ids
     nothing_to_drop = not prompts.has_thinking(sampled)
     given = prompts.bridge(TokenChain(held), sampled, new, _TOOLS, thinking, nothing_to_drop=nothing_to_drop)

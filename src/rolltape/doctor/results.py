@@ -1,4 +1,4 @@
-"""What a check of `rolltape doctor` returns: what was measured, a verdict, and what to change."""
+"""The result of a check of `rolltape doctor`: what was measured, a verdict, and what to change."""
 
 import enum
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ import msgspec
 
 
 class Severity(enum.StrEnum):
-    """How bad a result is, from good to bad."""
+    """The verdicts, from good to bad."""
 
     OK = "ok"
-    NOTE = "note"  # worth knowing; nothing is wrong
-    WARNING = "warning"  # it works, and costs speed, data or knowledge
-    FAULT = "fault"  # what is trained is not what was sampled, or nothing can be trained
+    NOTE = "note"  # worth knowing, no problem
+    WARNING = "warning"  # it works, but costs speed, data or knowledge
+    FAULT = "fault"  # training does not use what was sampled, or is impossible
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,16 +23,16 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     check: str  # its name, in the kit and on the screen
     verdict: Severity
     measured: str
-    advice: str | None = None  # what to change; None: nothing
+    advice: str | None = None  # what to change, or None
     figures: Mapping[str, Any] = {}  # the numbers behind `measured`, for scripts
 
 
 def words(name: str) -> str:
-    """A name in words: `after_temperature` as "after temperature"."""
+    """A name as words: `after_temperature` as "after temperature"."""
     return str(name).replace("_", " ")
 
 
-# Results of a check, whose name whoever runs it adds with `named`.
+# Results of a check without its name, which `named` adds.
 
 
 def ok(measured: str, /, **figures: Any) -> CheckResult:

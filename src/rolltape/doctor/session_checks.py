@@ -1,4 +1,4 @@
-"""A session through a gateway: what is recorded of an engine's replies, and what the gateway costs a turn."""
+"""Checks with a session through a gateway: what is recorded of an engine's replies, and the gateway's overhead."""
 
 import tempfile
 from pathlib import Path
@@ -24,7 +24,7 @@ _SLOW_MS = 50.0
 
 
 async def check_session(engine: Engine, model: Path | None, settings: GatewaySettings) -> list[CheckResult]:
-    """Four turns with an engine, recorded and cut into samples. The gateway closes the engine."""
+    """Record four turns with an engine, and cut them into samples. The gateway closes the engine."""
     with tempfile.TemporaryDirectory(prefix="rolltape-doctor-") as place:
         run = Path(place) / "run"
         try:
@@ -48,7 +48,7 @@ async def check_session(engine: Engine, model: Path | None, settings: GatewaySet
 
 
 async def _converse(session: GatewaySession) -> str | None:
-    """Ask the questions one by one; the error that ended it, if one did."""
+    """Ask the questions one by one. Return the error that ended the conversation, if any."""
     messages: list[dict[str, Any]] = []
     headers = {"Authorization": f"Bearer {session.key}"}
     timeout = aiohttp.ClientTimeout(total=REPLY_TIMEOUT_S)
@@ -56,7 +56,7 @@ async def _converse(session: GatewaySession) -> str | None:
         for question in _TURNS:
             messages.append({"role": "user", "content": question})
             body = {"model": "it", "messages": messages, "max_tokens": _REPLY_TOKENS, "temperature": 1.0, "seed": 1}
-            body["chat_template_kwargs"] = {"enable_thinking": False}  # so short a reply would end within it
+            body["chat_template_kwargs"] = {"enable_thinking": False}  # such a short reply would end within thinking
             async with http.post(f"{session.openai_base_url}/chat/completions", json=body) as response:
                 answer = await response.json(content_type=None)
             if response.status != 200:
@@ -66,7 +66,7 @@ async def _converse(session: GatewaySession) -> str | None:
 
 
 def describe_recorded(rollout: Rollout, summary: RolloutSummary) -> CheckResult:
-    """What became of the sampled tokens of a session that never changes its history."""
+    """The fates of the sampled tokens of a session that never changes its history."""
     turns = rollout.turns
     sampled = sum(len(turn.sampled_ids) for turn in turns)
     exact = summary.policies["exact"]
@@ -95,7 +95,7 @@ def describe_recorded(rollout: Rollout, summary: RolloutSummary) -> CheckResult:
 
 
 def describe_overhead(rates: dict[str, Any]) -> CheckResult:
-    """The time that the gateway adds to a turn beyond the engine's."""
+    """The time that the gateway adds to a turn."""
     median = float(rates["added_ms_median"])
     measured = f"{median:.1f} ms per turn by the gateway"
     if median > _SLOW_MS:
@@ -104,7 +104,7 @@ def describe_overhead(rates: dict[str, Any]) -> CheckResult:
 
 
 def share(part: int, whole: int) -> str:
-    """A share in percent. It is 100 % only for the whole."""
+    """A share in percent, which is 100 % only for all of it."""
     if part == whole:
         return "100 %"
     return f"{min(part / whole * 100, 99.9):.1f} %" if whole else "0 %"

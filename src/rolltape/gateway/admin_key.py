@@ -1,9 +1,9 @@
-"""The gateway's admin key: how one is made, where gateways keep it, and how this user's programs find it.
+"""The gateway's admin key: how it is made, where gateways keep it, and how this user's programs find it.
 
-    RUN/admin.header                        the header that admin requests carry: `curl -H @RUN/admin.header …`
-    ~/.cache/rolltape/gateways/…            one file for each gateway that runs, which says where its run is
+    RUN/admin.header                        the header of admin requests: `curl -H @RUN/admin.header …`
+    ~/.cache/rolltape/gateways/…            one file for each running gateway, with the path of its run
 
-The key itself is in the run alone, and only its owner can read it.
+The key itself is only in the run, and only its owner can read it.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ _BEARER = "Authorization: Bearer "
 
 
 class RunningGateway(NamedTuple):
-    """A gateway that listens, and the run that it records in."""
+    """The address of a running gateway, and its run."""
 
     url: str
     run: Path
 
 
 def make_admin_key() -> str:
-    """A key that nobody can guess."""
+    """Make a random key."""
     return f"rta-{secrets.token_urlsafe(32)}"
 
 
 def read_admin_key(run: str | os.PathLike[str]) -> str | None:
-    """The admin key of the gateways that record in a run; None if the run has none, or another user's.
+    """The admin key of the gateways that record in a run, or None if the run has none or it cannot be read.
 
     Example:
 
@@ -52,7 +52,7 @@ def read_admin_key(run: str | os.PathLike[str]) -> str | None:
 
 
 def keep_admin_key(run: Path) -> str:
-    """The admin key that a run keeps for all its gateways, made if there is none."""
+    """The admin key that is kept in a run for all its gateways; made if there is none."""
     with locked(run):
         key = read_admin_key(run)
         if key is None:
@@ -65,17 +65,17 @@ def keep_admin_key(run: Path) -> str:
 
 @contextlib.contextmanager
 def announced(gateway: RunningGateway) -> Iterator[None]:
-    """Let this user's programs find a gateway by its address or by its run, within the block."""
+    """Announce a gateway within the block, so that this user's programs find it by its address or its run."""
     try:
         folder = _folder()
         make_private_folder(folder)
         path = folder / secrets.token_hex(8)
         handle = open_private(path, "xb")
-    except (OSError, RuntimeError):  # without a home, whoever asks must give the key
+    except (OSError, RuntimeError):  # without a home folder, programs must pass the key
         yield
         return
     with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # it goes with the process, and tells a file that was left behind
+        fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process: a file without a lock was left behind
         handle.write(json.dumps({"url": gateway.url, "run": str(gateway.run.absolute())}).encode())
         handle.flush()
         for left_behind in (one for one in folder.iterdir() if not _is_locked(one)):
@@ -87,12 +87,12 @@ def announced(gateway: RunningGateway) -> Iterator[None]:
 
 
 def find_gateway(address: str) -> RunningGateway | None:
-    """The gateway of this user that listens at a URL, or that records in the run at a path; None: none is known."""
+    """This user's gateway at a URL, or the one that records in the run at a path, or None."""
     return next(find_gateways(address), None)
 
 
 def find_gateways(address: str) -> Iterator[RunningGateway]:
-    """All of them: several collections and `rolltape serve` may record in one run."""
+    """Yield all such gateways: several collections and `rolltape serve` may record in one run."""
     with contextlib.suppress(OSError, RuntimeError):
         for path in filter(_is_locked, _folder().iterdir()):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -116,7 +116,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _place(url: str) -> str:
-    """Host and port of a URL; all names of this machine's loopback are one."""
+    """Host and port of a URL; all names of loopback become one."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     here = host in ("0.0.0.0", "::") or is_loopback(host)

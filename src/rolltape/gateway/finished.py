@@ -1,4 +1,4 @@
-"""Build the rollout of a session that ended, as a reader of the tape would see it."""
+"""Build the rollout of an ended session, equal to what a reader of the tape would get."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from rolltape.tape.recording.rollout import RolloutRecorder
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a session is finished; the rollout with it, if it was the last one open."""
+    """How a session is finished, and its rollout too if it was the last open session."""
 
     reward: float | None = None
     reward_terms: dict[str, float] = {}
     stop_reason: StopReason = StopReason.COMPLETED
     reason: str | None = None
     policy: str = "exact"
-    samples: bool = True  # whether they are wanted now; they can be had from the tape at any time
-    drain_s: float = 30.0  # that turns in flight may still take
+    samples: bool = True  # whether to return samples now; they can be made from the tape at any time
+    drain_s: float = 30.0  # how long turns in flight may still take
 
 
 def rollout_of(recorder: RolloutRecorder, deliveries: Mapping[str, Delivery], ending: Ending | None) -> Rollout:
-    """An open rollout, or one that ended just now, without reading the tape."""
+    """The rollout of an open recorder, or of one that ended just now, without reading the tape."""
     head = recorder.head
     events = [] if ending is None else list(_events(head, ending))
     sessions = [
@@ -46,6 +46,6 @@ def _events(head: RolloutHead, ending: Ending) -> Sequence[Event]:
 
 
 def as_delivered(turn: Turn, deliveries: Mapping[str, Delivery]) -> Turn:
-    """A turn with what is known by now of its delivery."""
+    """A turn with its latest known delivery."""
     delivery = deliveries.get(turn.id)
     return turn if delivery is None else turn.with_facts(msgspec.structs.replace(turn.facts, delivery=delivery))

@@ -39,7 +39,7 @@ log = logging.getLogger("rolltape.gateway")
 T = TypeVar("T")
 
 _LOOK_FOR_ENGINE_S = 0.5
-_WAITING_CONNECTIONS = 4096  # hundreds of agents may connect at once, and the system resets what it cannot queue
+_WAITING_CONNECTIONS = 4096  # hundreds of agents may connect at once; the system resets connections beyond its queue
 
 
 class GatewaySession(FoundByUrl):
@@ -60,11 +60,11 @@ class GatewaySession(FoundByUrl):
 
     @property
     def key(self) -> str:
-        """Opens this session alone; agents send it as their API key."""
+        """The key that opens only this session; agents send it as their API key."""
         return self._session.key
 
     def engine_wait(self) -> EngineWait:
-        """Whether engines keep this session waiting, and their last error: whose fault a timeout is.
+        """Whether engines keep this session waiting, and their last error. It shows whether they caused a timeout.
 
         Example:
 
@@ -91,14 +91,14 @@ class Gateway:
             session = await gateway.open_session(task_id="t1")
             print(session.openai_base_url, session.key)
 
-    A program that opens and ends sessions over HTTP sends `gateway.admin_key` as a bearer token. Agents never get it:
-    a session's key is good for that session's model calls alone.
+    A program that opens and ends sessions over HTTP sends `gateway.admin_key` as a bearer token. Agents never get it.
+    A session's key only allows model calls of that session.
     """
 
     service: Service
-    admin_key: str  # opens the routes under /sessions, /weights, /status and /metrics to programs of your own
+    admin_key: str  # allows the routes under /sessions, /weights, /status and /metrics
     url: str  # its own address, known once it listens
-    public_url: str  # by which agents reach it
+    public_url: str  # at which agents reach it
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class Gateway:
         worker: WorkerPlace | None = None,
         **options: Any,
     ) -> None:
-        """`model` is a folder with the model's tokenizer, or None for an tiny engine's own; for `options` see
-        GatewaySettings, which may also be given whole."""
+        """`model` is a folder with the model's tokenizer, or None for that of a tiny engine. `options` are fields of
+        GatewaySettings; `settings` passes all of them."""
         self._settings = settings or GatewaySettings()
         if options:
             known = msgspec.to_builtins(self._settings)
@@ -124,7 +124,7 @@ class Gateway:
         self._engines: list[str | Engine] = list(engine) if several else [engine]  # type: ignore[arg-type,list-item]
         self._tape = tape
         self._model = model
-        self.worker = worker  # None: it has its port for itself
+        self.worker = worker  # None if no other process shares its port
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -182,7 +182,7 @@ class Gateway:
             stack.enter_context(announced(RunningGateway(self.url, directory)))
 
     async def _first_facts(self, pool: EnginePool, listener: socket.socket) -> EngineFacts:
-        """What an engine says of itself, waited for if need be; health checks are answered meanwhile."""
+        """Wait until an engine reports its facts, if necessary. Health checks are answered meanwhile."""
         deadline = time.monotonic() + self._settings.wait_engine_s
         runner: web.AppRunner | None = None
         async with AsyncExitStack() as waiting:
@@ -199,7 +199,7 @@ class Gateway:
                     runner = web.AppRunner(waiting_app(), access_log=None, logger=http_log, shutdown_timeout=0.1)
                     await runner.setup()
                     waiting.push_async_callback(runner.cleanup)
-                    # A copy of the listener: what connects when this one is closed waits for the gateway.
+                    # A copy of the listener: connections after it is closed wait for the gateway.
                     await web.SockSite(runner, listener.dup()).start()
                 await asyncio.sleep(_LOOK_FOR_ENGINE_S)
 
@@ -209,7 +209,7 @@ class Gateway:
         stack.push_async_callback(forwarding.close)
         siblings = Siblings(self.service.tape.directory, peer, self.worker)
         app = make_app(self.service, self.admin_key, lambda: self.public_url, forwarding, siblings)
-        # Turns have been waited for when it comes to this, and clients that do not read are not waited for.
+        # At cleanup, turns have ended already; it does not wait for clients that do not read.
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -217,7 +217,7 @@ class Gateway:
             handler_cancellation=True,
             shutdown_timeout=1.0,
             keepalive_timeout=settings.idle_s,
-            auto_decompress=False,  # `read_body` does, within limits and off the event loop
+            auto_decompress=False,  # `read_body` does it, within limits and off the event loop
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -235,7 +235,8 @@ class Gateway:
         stack.push_async_callback(self.service.drain)
 
     async def _join_siblings(self, siblings: Siblings, forwarding: Forwarding, facts: EngineFacts) -> None:
-        """Have the weights of the other workers; the first of workers that start together announces the engines'."""
+        """Take the weight version from another worker, else from the engines. At a common start only the first worker
+        records it."""
         assert self.worker is not None
         weights = self.service.weights
         changes = weights.changes
@@ -246,7 +247,7 @@ class Gateway:
                 weights.announce(state["version"], record=False)
                 if state["weights_folder"] is not None:
                     self.service.pool.keep(LoadedWeights(state["weights_folder"], state["version"]))
-            if state["paused"] and weights.changes == changes:  # else one of them has just said it
+            if state["paused"] and weights.changes == changes:  # otherwise another worker has just changed it
                 await weights.pause()
             return
         if facts.version is not None:
@@ -254,7 +255,7 @@ class Gateway:
 
     @asynccontextmanager
     async def listening_on(self, listener: socket.socket) -> AsyncIterator[None]:
-        """Accept the connections of one more listener within the block: that of a sandbox with a network of its own."""
+        """Also accept connections of another listener within the block, for a sandbox with its own network."""
         site = web.SockSite(self._runner, listener, backlog=_WAITING_CONNECTIONS)
         await site.start()
         try:
@@ -263,7 +264,7 @@ class Gateway:
             await site.stop()
 
     def _prompts(self, pool: EnginePool) -> ChatPrompts:
-        """The prompts of the model, by its folder; where all engines take messages alone, none is needed."""
+        """The prompts of the model in its folder; no folder is needed if all engines take messages."""
         folder = self._model or tiny_folder([one for one in self._engines if isinstance(one, str)])
         if folder is None and not any(engine.token_faithful for engine in pool.engines):
             return TextOnlyPrompts()
@@ -283,7 +284,7 @@ class Gateway:
         return GatewaySession(self, self.service.open_session(spec or _converted(fields, SessionSpec)))
 
     async def pause(self) -> int:
-        """Hold new requests and interrupt replies in flight. Returns how many, once the engines have ended them."""
+        """Hold new requests and interrupt replies in flight. Return their number, once the engines have ended them."""
         return await self.service.weights.pause()
 
     def announce(self, version: str) -> None:
@@ -291,15 +292,15 @@ class Gateway:
         self.service.weights.announce(version)
 
     async def resume(self, version: str | None = None) -> None:
-        """Continue after `pause`. Interrupted replies go on where they were; agents see one reply."""
+        """Continue after `pause`. Interrupted replies continue; agents see one reply."""
         await self.service.weights.resume(version)
 
     async def update_weights(self, folder: str | Path, version: str) -> int:
-        """Have SGLang, vLLM or the tiny engine load other weights, without a reply being lost.
+        """Have SGLang, vLLM or the tiny engine load other weights, without losing a reply.
 
-        Replies in flight are interrupted, and go on under the new version; agents see one reply. Returns how many
-        there were. `folder` is a checkpoint that the engines can read. Raises EngineError if one could not load it; the
-        gateway stays paused then, until it is called again, or resumed.
+        Replies in flight are interrupted, and continue under the new version; agents see one reply. Returns their
+        number. `folder` is a checkpoint that the engines can read. Raises EngineError if an engine could not load it;
+        the gateway then stays paused until this is called again, or `resume` is called.
 
         Example:
 

@@ -1,8 +1,8 @@
-"""Who a request of an open gateway (`--open`) is: what it says about its session, and which attempt it is.
+"""The identity of a request to an open gateway (`--open`): its session, its task, and the number of its attempt.
 
 A request names its session in headers (`x-rolltape-session`, `x-rolltape-task`, …), in its path
-(`/with/session=a,task=b/v1/…`) or in its body's `metadata` (`rolltape_session`, …). One that names none is known by how
-its conversation begins, by what the model said in it, and by the ids that replies were given.
+(`/with/session=a,task=b/v1/…`) or in its body's `metadata` (`rolltape_session`, …). Otherwise it is recognized by the
+beginning of its conversation, by the model's replies in it, and by the ids of these replies.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from rolltape.records.messages import content_text
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
 
-_SESSION_HEADERS = ("x-session-id", "session-id")  # as verifiers, and as Codex call it
+_SESSION_HEADERS = ("x-session-id", "session-id")  # of verifiers and of Codex
 _FIELDS = ("session", "task", "step", "attempt", "group", "split", "source", "tags")
 _MOST_TEXT = 512  # characters of one of them
-_COUNTED = 10_000  # groups whose attempts are counted in memory; others are looked up
+_COUNTED = 10_000  # groups whose attempts are counted in memory; others are looked up on the tape
 
 
 class Identity(NamedTuple):
-    """What a request says about the session and the rollout that it belongs to; None: nothing."""
+    """The session and the rollout that a request names; None for what it does not name."""
 
     session: str | None = None
     task: str | None = None
@@ -42,7 +42,7 @@ class Identity(NamedTuple):
 
 
 def read_identity(headers: Mapping[str, str], path: str | None, metadata: Mapping[str, Any] | None) -> Identity:
-    """What headers, path and metadata say, in this order; raises BadRequest for what makes no sense."""
+    """Read the identity from headers, path and metadata; the first has precedence. Raises BadRequest if invalid."""
     in_path = _read_path(path) if path else {}
     found: dict[str, str] = {}
     for field in _FIELDS:
@@ -85,7 +85,7 @@ def _count(text: str | None, field: str) -> int | None:
 
 
 def digest_beginning(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """A digest of what comes before the first reply in a conversation; of no messages, where a prompt is given."""
+    """A digest of the messages before the first reply of a conversation."""
     digest = blake2b(digest_size=16)
     for message in itertools.takewhile(lambda one: one["role"] != "assistant", messages):
         digest.update(msgspec.json.encode(message))
@@ -93,23 +93,23 @@ def digest_beginning(messages: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def first_user_text(request: ChatRequest) -> str:
-    """The text of the first message of a conversation's user."""
+    """The text of a conversation's first user message."""
     texts = (content_text(message.get("content")) for message in request.messages if message["role"] == "user")
     return next(texts, "").strip()
 
 
 def session_name(key: str | None, identity: Identity, request: ChatRequest) -> tuple[str, str | bytes]:
-    """The API key and the name under which a session is found; one that requests name is found with any key."""
+    """The API key and the name by which a session is found; a session that requests name is found with any key."""
     return ("", identity.session) if identity.session is not None else (key or "", digest_beginning(request.messages))
 
 
 def digest_name(key: str, name: str | bytes) -> str:
-    """What is recorded of a session's name and the API key of its requests."""
+    """The recorded digest of a session's name and the API key of its requests."""
     return key_digest(f"{key}\0{name if isinstance(name, str) else name.hex()}")
 
 
 def digest_conversation(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """A digest of a conversation: how it begins, and all that the model said, as clients send it back."""
+    """A digest of a conversation: of its beginning, and of the model's texts and calls as clients send them back."""
     digest = blake2b(digest_beginning(messages), digest_size=16)
     for message in (one for one in messages if one["role"] == "assistant"):
         calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
@@ -119,13 +119,13 @@ def digest_conversation(messages: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def minted_ids(message: Mapping[str, Any]) -> list[str]:
-    """The ids that a message carries for itself and its calls."""
+    """The ids of a message and its calls."""
     given = [message.get("id"), *(call.get("id") for call in message.get("tool_calls") or ())]
     return [one for one in given if isinstance(one, str) and one]
 
 
 class Attempts:
-    """Numbers the attempts of groups, after those that are on the tape, whichever gateway of the run opened them."""
+    """Numbers the attempts of groups, continuing after those on the tape of any gateway of the run."""
 
     def __init__(self, tape: Tape, model: str) -> None:
         self._tape = tape
@@ -135,7 +135,7 @@ class Attempts:
         self._next: dict[str, int] = {}  # by group, for the latest groups
 
     async def prepare(self) -> None:
-        """Have the run indexed, once, off the event loop; `next` then costs less than a thread would."""
+        """Index the run once, off the event loop. Afterwards `next` costs less than a thread."""
         if self._run is not None:
             return
         if self._opening is None or self._opening.done():
@@ -155,7 +155,7 @@ class Attempts:
         attempt = self._next.pop(group, None)
         if attempt is None:
             attempt = self._run.tape_index.next_attempt(group)
-        # The journals are asked, since the index may be behind: other workers number the same group.
+        # Check the journals too: other workers number the same group, and the index may be behind.
         while self._tape.next_try(rollout_id(name, **task, task=None, step=step, attempt=attempt)):
             attempt += 1
         self._next[group] = attempt + 1

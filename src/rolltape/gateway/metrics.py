@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _WINDOW_S = 60.0
 _MOST_IGNORED = 1000
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
-# By name: what is counted, and by which labels.
+# By name: the description and the labels.
 _COUNTERS = {
     "turns": ("Turns recorded", "api", "finish"),
     "sampled_tokens": ("Tokens sampled by the model",),
@@ -40,7 +40,7 @@ class Metrics:
         self.began_at = time.time()
         self.tally: Tally[str] = Tally()  # the same counts, as `rolltape status` shows them
         self.unbridged: Tally[str] = Tally()
-        self.ignored_params: Tally[str] = Tally()  # turns by what was asked for and not applied
+        self.ignored_params: Tally[str] = Tally()  # turns by parameters that were requested but not applied
         self._recent: deque[tuple[float, int]] = deque()  # when a turn ended, and its sampled tokens
         self._added: deque[float] = deque(maxlen=1024)
         self._counters = {
@@ -65,7 +65,7 @@ class Metrics:
         self.tally[shown_as or name] += by
 
     def turn(self, turn: "GatewayTurn", *, forked: bool) -> None:
-        """Count a turn that was recorded."""
+        """Count a recorded turn."""
         now = time.time()
         facts, finish, prompt = turn.recorded.facts, turn.outcome.finish, turn.prompt
         sampled = len(turn.recorded.sampled_ids)

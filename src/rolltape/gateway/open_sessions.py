@@ -1,7 +1,7 @@
-"""Sessions that a request opens by itself (`--open`): which one it belongs to, and when it ends.
+"""Sessions that requests open themselves (`--open`): which session a request belongs to, and when a session ends.
 
-A request may name its session (`identity.py`). One that names none belongs to the conversation that it goes on with. A
-conversation that goes on with none is a session and a rollout of its own.
+A request may name its session (`identity.py`). Otherwise it belongs to the conversation that it continues. A new
+conversation gets a session and a rollout of its own.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from rolltape.gateway.turn.turn import Turns
 from rolltape.records.ids import join_source
 from rolltape.records.messages import content_text
 
-SOURCE = "open"  # of rollouts whose requests name none
-_LIKE = 64  # conversations with the same beginning that are looked at, the latest first
+SOURCE = "open"  # of rollouts whose requests name no source
+_LIKE = 64  # conversations with the same beginning that are compared, the latest first
 _LOOKS_PER_IDLE = 10
 
 
 class _Entry(NamedTuple):
-    """An open session, and under what it is found."""
+    """An open session, and the keys by which it is found."""
 
     session: OpenSession
-    key: str  # the API key that its requests carry
-    name: str | bytes  # as its requests call it, or how its conversation begins
+    key: str  # the API key of its requests
+    name: str | bytes  # its name in requests, or the digest of its conversation's beginning
     opening: str  # the text of its first user message
-    minted: list[str]  # ids that its replies were given
-    said: list[bytes]  # digests of its conversations, up to and including a reply
-    gone_on: set[str]  # turns that a request went on from
+    minted: list[str]  # the ids of its replies and calls
+    said: list[bytes]  # digests of its conversations, each up to a reply
+    gone_on: set[str]  # ids of turns that a request continued
 
 
 class OpenSessions:
-    """The sessions that requests opened, by what the requests say and by how their conversations begin."""
+    """The sessions that requests opened, found by name, reply ids, or conversation."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class OpenSessions:
         find_left: Callable[[str], Awaitable[list[OpenSession]]],
         attempts: Attempts,
     ) -> None:
-        """`open_session` opens one that is found again by a digest, `find_left` those that dead gateways had so."""
+        """`open_session` opens a session under a digest; `find_left` takes over such sessions of dead gateways."""
         self._turns = turns
         self._open_session = open_session
         self._find_left = find_left
-        self._entries: dict[str, _Entry] = {}  # by the session's id
+        self._entries: dict[str, _Entry] = {}  # by session id
         self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
         self._said: dict[tuple[str, bytes], list[OpenSession]] = defaultdict(list)  # by API key and conversation
-        self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and an id that a reply was given
+        self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and the id of a reply or a call
         self._latest: dict[str, OpenSession] = {}  # by API key
         self._attempts = attempts
         self._works: WeakValueDictionary[str, SessionWork] = WeakValueDictionary()
@@ -77,14 +77,14 @@ class OpenSessions:
         return len(self._entries)
 
     def work(self, key: str | None) -> SessionWork:
-        """Where the bodies of a key's requests are read, before it is known whose they are."""
+        """The worker that reads the bodies of a key's requests before their session is known."""
         found = self._works.get(key or "")
         if found is None:
             found = self._works[key or ""] = SessionWork()
         return found
 
     async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, says_retry: bool) -> OpenSession:
-        """The session that a request belongs to; it is opened where there is none."""
+        """Find the session of a request, or open one."""
         await self._attempts.prepare()
         key, name = session_name(key, identity, request)
         if isinstance(name, str):
@@ -108,7 +108,7 @@ class OpenSessions:
         self._found[key, name].append(session)
 
     async def _taken_over(self, key: str, name: str | bytes) -> list[OpenSession]:
-        """The sessions that dead gateways had under a name, with the ids that their replies were given."""
+        """Take over the sessions that dead gateways had under a name, and add their replies."""
         found = [one for one in await self._find_left(digest_name(key, name)) if one.id not in self._entries]
         for session in found:
             self._add(session, key, name)
@@ -121,7 +121,7 @@ class OpenSessions:
     def note_reply(
         self, session: OpenSession, asked: Sequence[Mapping[str, Any]], message: Mapping[str, Any], reply_id: str
     ) -> None:
-        """Remember a reply by the conversation that it ends, and by the ids that it was given, which its echo has."""
+        """Index a reply by the conversation that it ends, and by its ids, which its echo contains."""
         entry = self._entries.get(session.id)
         if entry is None:
             return
@@ -137,7 +137,7 @@ class OpenSessions:
         return [one for one in self._found.get((key, name), [])[-_LIKE:] if one.ended is None]
 
     async def _continued(self, key: str, beginning: bytes, request: ChatRequest) -> OpenSession | None:
-        """The session whose conversation a request goes on with, or asks again for; None: there is none."""
+        """The session whose conversation a request continues or retries, or None."""
         echoed = [message for message in request.messages if message["role"] == "assistant"]
         minted = [one for message in reversed(echoed) for one in minted_ids(message)]
         after = [] if request.after_reply is None else [request.after_reply]
@@ -148,7 +148,7 @@ class OpenSessions:
             raise BadRequest(f"there is no open session with a reply {request.after_reply}; send the whole input")
         candidates = self._open_ones(key, beginning)
         for session in candidates:
-            # Attempts at one task begin alike: whose retry it is shows only where nobody got the reply.
+            # Attempts at one task begin alike. A retry is certain only if no client got the reply.
             if self._turns.find_repeated(session, request, says_retry=False) is not None:
                 return session
         if request.prompt is not None:
@@ -163,14 +163,14 @@ class OpenSessions:
         return self._find_asker(key, request)
 
     def _find_said(self, key: str, conversation: bytes) -> OpenSession | None:
-        """The session that gave a conversation's last reply; of several, one that nobody has gone on with yet."""
+        """The session with a conversation's last reply; of several, the one found least recently."""
         known = [one for one in self._said.get((key, conversation), ()) if one.ended is None]
         if len(known) > 1:
             self._said[key, conversation] = known[1:] + known[:1]
         return known[0] if known else None
 
     def _find_asker(self, key: str, request: ChatRequest) -> OpenSession | None:
-        """The session that a side request is about: a title's or a memory's text quotes what its user said."""
+        """The session that a side request is about: a request for a title or a memory quotes the user's text."""
         text = "\n".join(content_text(one.get("content")) for one in request.messages if one["role"] == "user")
         latest = self._latest.get(key)
         if latest is None or not self._turns.is_auxiliary(latest, request):
@@ -180,10 +180,10 @@ class OpenSessions:
         return next((one.session for one in quoted if one.session.ended is None), None)
 
     async def _best_match(self, candidates: list[OpenSession], request: ChatRequest) -> OpenSession | None:
-        """The session that knows most of a conversation's replies; None: no session knows any.
+        """The session with the most replies of a conversation, or None if no session has any.
 
-        Attempts at one task may begin with equal replies. Of sessions that match alike, one is taken from whose last
-        reply no request has gone on yet.
+        Attempts at one task may begin with equal replies. Of sessions with equally many, one is taken whose last reply
+        no request has continued yet.
         """
         matches = [(session, await self._turns.place(session, request)) for session in candidates]
         known = [
@@ -223,7 +223,7 @@ class OpenSessions:
         return self._open_session(spec, digest)
 
     def forget(self, session: OpenSession) -> None:
-        """Forget a session that has ended."""
+        """Remove a session that has ended."""
         entry = self._entries.pop(session.id, None)
         if entry is None:
             return
@@ -242,13 +242,13 @@ class OpenSessions:
             del self._latest[entry.key]
 
     async def end_idle(self, finish: "Callable[[str, Ending], Any]", idle_s: float) -> None:
-        """Finish sessions that had no request for so long, without a reward; for as long as the gateway runs."""
+        """Finish sessions without a request for `idle_s`, without a reward. Runs as long as the gateway."""
         while True:
             await asyncio.sleep(idle_s / _LOOKS_PER_IDLE)
             now = time.monotonic()
             for session in [entry.session for entry in self._entries.values()]:
                 if not session.is_busy and now - session.used_at > idle_s:
-                    # Its replies are on the tape; clients that do not take them are not waited for.
+                    # The replies are on the tape, so it does not wait for clients that do not read them.
                     ending = Ending(reason=f"no request for {idle_s:g} s", samples=False, drain_s=0)
-                    with contextlib.suppress(RolltapeError):  # somebody else has just ended it
+                    with contextlib.suppress(RolltapeError):  # another request has just ended it
                         await finish(session.id, ending)

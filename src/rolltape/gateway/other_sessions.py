@@ -1,7 +1,7 @@
-"""Sessions that this gateway did not open: live gateways of the run serve theirs, those of dead ones are taken over.
+"""Sessions that another gateway of the run opened. If that gateway has died, they are taken over here.
 
-A key says which writer made it, and the tape has its digest in the session's head. So an unknown key costs a look at
-the names of the run's journals, and at most one reading of the journal of a writer that has died.
+A key names the writer that made it, and the session's head on the tape has the key's digest. So an unknown key costs
+one listing of the run's journals, and at most one reading of a dead writer's journal.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ log = logging.getLogger("rolltape.gateway")
 _SPEC = "spec"
 _KEY = re.compile(r"rts-([0-9a-f]{8})[\w-]{32}")
 _SESSION_ID = re.compile(r"([0-9a-f]{32})\.([0-9]{1,18})\.([0-9]{1,18})")
-_TRIES = 3  # another gateway may be faster, and die in its turn
+_TRIES = 3  # another gateway may be faster, and then die too
 
 
 def head_extra(spec: SessionSpec, *found_by: str) -> dict[str, Any]:
-    """What the head of a session keeps for a gateway that goes on with it."""
+    """The entries in a session's head for a gateway that takes it over."""
     default = SessionSpec()
     given = [name for name in spec.__struct_fields__ if name not in (*OF_ROLLOUT, "rollout")]
     changed = {name: getattr(spec, name) for name in given if getattr(spec, name) != getattr(default, name)}
@@ -45,22 +45,22 @@ def head_extra(spec: SessionSpec, *found_by: str) -> dict[str, Any]:
 
 
 class OtherSessions:
-    """Finds sessions of other gateways by key, id or name, and takes those over whose gateway has died."""
+    """Finds sessions of other gateways by key, id or name, and takes them over if their gateway has died."""
 
     def __init__(self, tape: Tape, fingerprint: str | None, restore: Callable[[OpenSession], None]) -> None:
-        """`restore` takes a session in that was taken over."""
+        """`restore` adds a session that was taken over."""
         self._tape = tape
         self._own = tape.writer
         self._fingerprint = fingerprint
         self._restore = restore
         self._writers = OtherWriters(tape.directory, self._own)
-        self._owners: dict[Key, Path] = {}  # the journals of those who took a rollout over
+        self._owners: dict[Key, Path] = {}  # the journals of the writers that took a rollout over
         self._taking: dict[Key, asyncio.Future[None]] = {}
 
     async def by_key(self, key: str) -> str | None:
-        """The id of the session that a key opens, once it is open here; None: the key opens nothing.
+        """Open the session of a key here and return its id; None if the key opens no session.
 
-        Raises ServedElsewhere for a session of a gateway that is alive, SessionEnded for one that takes no more turns.
+        Raises ServedElsewhere if its gateway is alive, SessionEnded if it takes no more turns.
         """
         parsed = _KEY.fullmatch(key)
         path = None if parsed is None else self._writers.of_tag(parsed[1])
@@ -72,18 +72,18 @@ class OtherSessions:
         return await self._served(left[0]) if left else None
 
     async def by_name(self, digest: str) -> list[str]:
-        """The ids of the sessions that dead gateways had open under a digest, once they are open here."""
+        """Open the sessions here that dead gateways had open under a digest, and return their ids."""
         found = [one for path in self._writers.dead() for one in await self._found(path, digest)]
         served = []
         for one in found:
             try:
                 served.append(await self._served(one))
-            except (SessionEnded, ServedElsewhere):  # somebody else goes on with it, or nobody does
+            except (SessionEnded, ServedElsewhere):  # another gateway has it, or it has ended
                 continue
         return served
 
     async def by_id(self, wanted: str) -> None:
-        """Have a session open here; raises NoSuchSession, or ServedElsewhere for one of a gateway that is alive."""
+        """Open a session here; raises NoSuchSession, or ServedElsewhere if its gateway is alive."""
         parsed = _SESSION_ID.fullmatch(wanted)
         if parsed is None:
             raise NoSuchSession(f"no open session {wanted}; GET /sessions lists those there are")
@@ -93,7 +93,7 @@ class OtherSessions:
             raise NoSuchSession(f"no open session {wanted}: {error}") from error
 
     async def by_rollout(self, rollout: str) -> None:
-        """Have the latest try of a rollout open here, if it has not ended; raises ServedElsewhere likewise."""
+        """Open the latest try of a rollout here, if it has not ended; raises ServedElsewhere in the same case."""
         latest = await asyncio.to_thread(self._tape.next_try, rollout) - 1
         if latest >= 0:
             with contextlib.suppress(SessionEnded):
@@ -106,7 +106,7 @@ class OtherSessions:
         return left.sessions.get(digest, [])
 
     async def _served(self, left: LeftSession) -> str:
-        """Take a session's rollout over, unless somebody else has; the session's id, once it is open here."""
+        """Take over a session's rollout, unless another gateway has. Return the session's id once it is open here."""
         own_id = session_id(left.rollout, left.try_index, left.ordinal)
         for _ in range(_TRIES):
             taken_by = self._owners.get(left.key)
@@ -127,14 +127,14 @@ class OtherSessions:
             try:
                 await self._take(left.key)
             except RecordError as error:
-                log.info("session %s: %s", own_id, error)  # another gateway was faster: it is asked next
+                log.info("session %s: %s", own_id, error)  # another gateway was faster, and is found in the next round
             else:
                 forget_peer(self._tape.directory.path, owner.writer)
                 return own_id
         raise ServedElsewhere(f"session {own_id} cannot be taken over now; ask again", None)
 
     async def _take(self, key: Key) -> None:
-        """Take a rollout over with all its sessions, once for all who ask at the same time."""
+        """Take over a rollout with all its sessions, once for all simultaneous requests."""
         taking = self._taking.get(key)
         if taking is None:
             taking = self._taking[key] = asyncio.ensure_future(self._taken(key))
@@ -159,12 +159,12 @@ class OtherSessions:
 
 
 def mint_key(writer: str) -> str:
-    """A key that nobody can guess. It begins with whose it is, for the other gateways of the run."""
+    """Make a random key. It begins with the tag of its writer, for the other gateways of the run."""
     return f"rts-{writer_tag(writer)}{secrets.token_urlsafe(24)}"
 
 
 def _restored(rollout: RolloutRecorder, recorder: SessionRecorder, deliveries: dict[str, Delivery]) -> OpenSession:
-    """A session as its gateway had it after its last turn."""
+    """Rebuild a session as it was after its last turn."""
     extra = recorder.head.extra
     spec = msgspec.convert(extra.get(_SPEC, {}), SessionSpec)
     session = OpenSession(spec, rollout, recorder, deliveries, digest=extra[FOUND_BY][0])

@@ -1,8 +1,8 @@
-"""Where the gateways of a run on this machine reach each other.
+"""How the gateways of a run on one machine find each other.
 
-    RUN/gateways/WRITER.json    the Unix socket of one that runs, and the secret by which it knows the others
+    RUN/gateways/WRITER.json    the Unix socket of a running gateway, and the secret for requests to it
 
-The owner alone can read either. A gateway that was killed leaves its file behind; whether it lives, its journal tells.
+Only the owner can read either. A killed gateway leaves its file behind; its journal shows whether it is alive.
 """
 
 import contextlib
@@ -33,25 +33,25 @@ class Peer(NamedTuple):
     socket: str
     secret: str
     host: str
-    group: str | None = None  # of workers behind one port; None: it is alone
-    number: int = 0  # which of them it is
+    group: str | None = None  # of workers behind one port; None for a single gateway
+    number: int = 0  # among the workers
 
 
 class ServedElsewhere(GatewayError):
-    """Another process serves the session. The request is forwarded to it, or is to be made again."""
+    """Another process serves the session. The request is forwarded to it, or the client must retry."""
 
     status = 503
     final = False
 
     def __init__(self, message: str, peer: Peer | None) -> None:
         super().__init__(message)
-        self.peer = peer  # None: it cannot be reached from here
+        self.peer = peer  # None if it cannot be reached from here
 
 
 @contextlib.contextmanager
 def announced_peer(run: Path, writer: str, place: WorkerPlace | None = None) -> Iterator[Peer]:
-    """Let other gateways of a run find this one within the block; its socket is to be made at the path given."""
-    folder = Path(tempfile.mkdtemp(prefix="rolltape-"))  # a socket's path has a hundred characters at most
+    """Announce this gateway to the run's other gateways within the block. The caller opens its socket at the path."""
+    folder = Path(tempfile.mkdtemp(prefix="rolltape-"))  # a socket's path has at most about 100 characters
     peer = Peer(
         writer,
         str(folder / "gateway"),
@@ -74,7 +74,7 @@ def announced_peer(run: Path, writer: str, place: WorkerPlace | None = None) -> 
 
 
 def find_peer(run: Path, writer: str) -> Peer | None:
-    """How to reach a gateway of a run; None: it is none, or on another machine."""
+    """The gateway of a run with this writer, or None if there is none, or it is on another machine."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         peer = Peer(**json.loads(_file(run, writer).read_bytes()))
         return peer if peer.host == socket.gethostname() else None
@@ -82,7 +82,7 @@ def find_peer(run: Path, writer: str) -> Peer | None:
 
 
 class Siblings:
-    """The workers behind one port, as one of them sees them; a gateway that is alone has none."""
+    """The other workers behind one port; a single gateway has none."""
 
     def __init__(self, directory: RunDirectory, own: Peer, place: WorkerPlace | None) -> None:
         self._journals = directory.journals
@@ -94,27 +94,27 @@ class Siblings:
         self._turns = itertools.count(own.number)
 
     def others(self) -> list[Peer]:
-        """Those that are alive, without this one."""
+        """The other workers that are alive."""
         return [peer for peer in self._peers().values() if peer is not self._own and self._is_alive(peer)]
 
     def of_tag(self, tag: str) -> Peer | None:
-        """Another worker, by what its keys begin with; None: it is this one, or none of them. It may have died."""
+        """The other worker whose keys begin with this tag, or None. It may have died."""
         found = next((peer for peer in self._peers().values() if writer_tag(peer.writer) == tag), None)
         return None if found is self._own else found
 
     def other_tags(self) -> list[str]:
-        """What the keys of the other workers begin with. Some of them may have died."""
+        """The tags with which the other workers' keys begin. Some of these workers may have died."""
         return [writer_tag(peer.writer) for peer in self._peers().values() if peer is not self._own]
 
     def check_next(self) -> None:
-        """Raise ServedElsewhere if it is another one's turn to open a session."""
+        """Raise ServedElsewhere if it is another worker's turn to open a session."""
         alive = sorted([self._own, *self.others()], key=lambda peer: peer.number)
         chosen = alive[next(self._turns) % len(alive)]
         if chosen is not self._own:
             raise ServedElsewhere(f"worker {chosen.number} opens this session; ask again", chosen)
 
     def check_owner(self, digest: str) -> None:
-        """Raise ServedElsewhere if sessions of a name with this digest are another one's."""
+        """Raise ServedElsewhere if another worker serves sessions with this digest."""
         index = int(digest[:12], 16) % self._count
         if index != self._own.number:
             peer = self._peers().get(index)
@@ -128,7 +128,7 @@ class Siblings:
         if self._count > 1 and (changed_ns := self._folder.stat().st_mtime_ns) != self._seen_ns:
             self._seen_ns = changed_ns
             group = [peer for peer in _announced(self._folder.parent) if peer.group == self._own.group]
-            # Of a worker that was killed and its successor, the one that is alive counts.
+            # If both a killed worker and its successor are there, the living one replaces the other.
             self._known = {peer.number: peer for peer in sorted(group, key=self._is_alive)} | {
                 self._own.number: self._own
             }
@@ -141,7 +141,7 @@ def _announced(run: Path) -> list[Peer]:
 
 
 def forget_peer(run: Path, writer: str) -> None:
-    """Remove what a gateway that was killed left behind."""
+    """Remove the files of a killed gateway."""
     peer = find_peer(run, writer)
     if peer is not None:
         _file(run, writer).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A request in one form for every API, its limits, and which requests are auxiliary."""
+"""A request in one form for all APIs, its size limits, and the rules for auxiliary requests."""
 
 import random
 import re
@@ -11,7 +11,7 @@ import msgspec
 from rolltape.errors import BadRequest, PromptTooLong
 from rolltape.records.messages import content_text
 
-# What is done with a smaller body takes about a millisecond; with a larger one it is kept off the event loop.
+# A smaller body is processed in about a millisecond. Larger ones are processed off the event loop.
 INLINE_BYTES = 64 * 1024
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -21,7 +21,7 @@ _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sampling parameters; None: not given, so that the next in line decides (agent, session, gateway)."""
+    """Sampling parameters. None: not set, so the next in line decides (agent, session, gateway)."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: _Share | None = None
@@ -35,102 +35,102 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The parameters that are given."""
+        """The parameters that are set."""
         given: dict[str, Any] = msgspec.to_builtins(self)
         return given
 
     def over(self, other: "SamplingParams") -> "SamplingParams":
-        """These parameters, and the other's where these are None."""
+        """These parameters, with those of `other` where these are None."""
         given = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
         return msgspec.structs.replace(other, **given)
 
 
 STRICT = "tools: strict"
-# Of an assistant's message: what it leaves out of the reply that its id names. Fields, and places of calls.
+# In an assistant's message: the parts that are missing of the reply that its id names. Fields, and indexes of calls.
 REFERENCES = "references"
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the model may call tools: `auto`, `none`, or `required`, and then perhaps one by its name."""
+    """Whether the model may call tools: `auto`, `none`, or `required`; with `required` perhaps a certain tool."""
 
     mode: str = "auto"
-    name: str | None = None  # None: any
+    name: str | None = None  # None for any
 
 
 class OutputSchema(msgspec.Struct, frozen=True):
-    """The JSON schema that the text of a reply is to follow."""
+    """The JSON schema that the text of a reply must follow."""
 
-    field: str  # the request's, as its client calls it
+    field: str  # its name in the request
     schema: dict[str, Any]
 
 
 class Effort(msgspec.Struct, frozen=True):
-    """How much the model is to think."""
+    """How much the model should think."""
 
-    field: str  # the request's, as its client calls it
-    word: str  # as Chat Completions has it in `reasoning_effort`
+    field: str  # its name in the request
+    word: str  # as in `reasoning_effort` of Chat Completions
 
 
 class GivenPrompt(msgspec.Struct, frozen=True):
-    """A prompt that comes as it is, and is not rendered from messages: a text, or ids."""
+    """A prompt that a client sent as a text or as ids, and that is not rendered from messages."""
 
     text: str | None = None
     ids: list[int] | None = None
-    add_special_tokens: bool = True  # to a text, those that the tokenizer adds (a BOS token, for some models)
+    add_special_tokens: bool = True  # whether the tokenizer adds its special tokens to a text (for some models, BOS)
 
 
 class TokenDetails(msgspec.Struct, frozen=True):
-    """What a client wants to be told of the tokens of prompt and reply."""
+    """The details of tokens that a client requests."""
 
     ids: bool = False
     texts: bool = False  # of the tokens of a prompt
     logprobs: bool = False  # of the sampled tokens
-    top_logprobs: int = 0  # beside each: so many of the most likely tokens
-    tokens_as_ids: bool = False  # beside a logprob the token is written `token_id:N`, not as its text
+    top_logprobs: int = 0  # how many of the most likely tokens for each
+    tokens_as_ids: bool = False  # write tokens as `token_id:N` instead of their text
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. Messages and tools are in chat form (OpenAI's), whatever form they came in.
+    """One request. Messages and tools are in chat form (OpenAI's), for every API.
 
     A message is `{"role", "content"}` with content a text, a list of text parts, or None, and by role
-    `tool_calls` and `reasoning_content` (assistant) or `tool_call_id` (tool). What has no place there (a
-    thinking block's signature, say) is kept under a key of its own, so that nothing that came is lost.
+    `tool_calls` and `reasoning_content` (assistant) or `tool_call_id` (tool). Other parts (such as
+    a thinking block's signature) are kept under keys of their own, so that nothing is lost.
     """
 
     api: str  # the dialect's name
-    client: str = ""  # as its User-Agent names it
+    client: str = ""  # its User-Agent
     model: str
     messages: list[dict[str, Any]]
-    after_reply: str | None = None  # the messages follow this reply of the session; None: they are the conversation
+    after_reply: str | None = None  # the messages follow this reply of the session; None if they are complete
     has_references: bool = False  # some messages have REFERENCES
-    instructed: bool = False  # the first message is for this reply alone
-    prompt: GivenPrompt | None = None  # instead of messages, of which there are none then
-    opens_reply: bool = True  # the prompt ends with what begins a reply; false only where its ids alone are asked for
+    instructed: bool = False  # the first message applies to this reply only
+    prompt: GivenPrompt | None = None  # replaces messages, which are then empty
+    opens_reply: bool = True  # the prompt ends with the start of a reply; False only for requests of ids
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     sampling: SamplingParams = SamplingParams()
-    stop_ids: tuple[int, ...] = ()  # that end a reply, beside those of the model
-    n: int = 1  # replies, each a turn of its own
+    stop_ids: tuple[int, ...] = ()  # additional stop ids, beside those of the model
+    n: int = 1  # number of replies; each is a turn
     token_details: TokenDetails = TokenDetails()
     stream: bool = False
     include_usage: bool = True  # in a streamed reply
-    thinking: bool | None = None  # None: not given, so the gateway's setting holds
-    effort: Effort | None = None  # None: not given
-    custom_tools: frozenset[str] = frozenset()  # tools whose calls go back as free text, not as arguments
-    client_tools: frozenset[str] = frozenset()  # OpenAI's, which the client runs: their calls are items of their own
-    namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls go back in two words
+    thinking: bool | None = None  # None if not set, so the gateway's setting applies
+    effort: Effort | None = None  # None if not set
+    custom_tools: frozenset[str] = frozenset()  # tools whose calls are sent as free text, not as arguments
+    client_tools: frozenset[str] = frozenset()  # OpenAI's, run by the client; their calls have their own item types
+    namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls are sent with both names
     # Fields that are understood but not applied, each with what is done instead; a header and the turn list them.
     ignored_params: tuple[str, ...] = ()
-    media: tuple[str, ...] = ()  # paths of images and the like, of which the model sees a placeholder
+    media: tuple[str, ...] = ()  # JSON paths of images and the like; the model sees placeholders
     metadata: dict[str, Any] | None = None  # the client's own, recorded with the turn
-    deferred_tools: list[dict[str, Any]] = []  # that the model may call, and is told of within the conversation
+    deferred_tools: list[dict[str, Any]] = []  # the model may call them; the conversation defines them
     output_schema: OutputSchema | None = None
-    strict_tools: frozenset[str] = frozenset()  # tools whose arguments are to follow their schema
-    # A digest of each message, or of the given prompt, by which it is known again; (): not yet made.
+    strict_tools: frozenset[str] = frozenset()  # tools whose arguments must follow their schema
+    # A digest of each message, or of the given prompt, for comparisons; () before they are made.
     message_keys: tuple[bytes, ...] = ()
-    body_bytes: int = 0  # of the request as it came
-    raw: dict[str, Any] | None = None  # a Chat Completions body as it came, for a hosted endpoint; None: not kept
+    body_bytes: int = 0  # of the raw request
+    raw: dict[str, Any] | None = None  # the unchanged body of Chat Completions, for a hosted endpoint; else None
     repaired: bool = False  # text that was not valid Unicode was replaced
 
     @property
@@ -140,8 +140,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """Under which a request is known again, when it comes with its fields in another order or wants no stream."""
-        # Codex (0.166) shuffles fields each time; Claude Code (2.1) asks without a stream once one has broken.
+        """The digest by which a retry is recognized, also with its fields in another order or without streaming."""
+        # Codex (0.166) shuffles fields each time. Claude Code (2.1) retries without a stream after one broke.
         as_told = {
             "client": "",
             "body_bytes": 0,
@@ -154,14 +154,14 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         return blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
 
     def for_choice(self, choice: int) -> "ChatRequest":
-        """The request for one of its replies: under the same seed all would be the same."""
+        """The request for one of its replies, with a seed of its own: with the same seed all would be equal."""
         seed = self.sampling.seed
         if seed is None or not choice:
             return self
         return msgspec.structs.replace(self, sampling=msgspec.structs.replace(self.sampling, seed=seed + choice))
 
     def with_tools(self, allows: Callable[[str], bool]) -> tuple["ChatRequest", tuple[str, ...]]:
-        """The request with the tools that the model may call, and why others are not among them."""
+        """The request with only the tools that the session allows, and a message for each denied tool."""
         names = [tool["function"]["name"] for tool in self.all_tools or ()]
         denied = [name for name in names if not allows(name)]
         if not denied and self.tools != []:
@@ -185,7 +185,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(field for field, is_demanded in demands.items() if is_demanded)
 
 
-# Of what, within the same sentence: other titles, asked for in a chat, are a task like any other.
+# A request for a title of the session, in one sentence. Requests for other titles are ordinary tasks.
 _TITLED = r"(?:session|conversation|thread|chat)"
 _TITLE = re.compile(
     rf"\btitle\b[^.]{{0,100}}\b(?:this|the|a)\b[^.]{{0,20}}\b{_TITLED}\b|\b{_TITLED} title\b", re.IGNORECASE
@@ -194,18 +194,18 @@ _MEMORY = re.compile(
     r"\bmemory (?:extraction|consolidation|dream)\b|\b(?:extract|consolidate)\b[^.]{0,40}\bmemor(?:y|ies)\b",
     re.IGNORECASE,
 )
-_OPENING = 300  # characters of a system prompt, which say whose it is
-_INSTRUCTIONS = 8000  # characters: a title takes fewer words than a task
+_OPENING = 300  # characters of a system prompt that identify its purpose
+_INSTRUCTIONS = 8000  # characters: instructions for a title are shorter than those of a task
 _PROBES = frozenset({"quota", "test", "Hi", "count", "."})
 
 
 def auxiliary_reason(request: ChatRequest, task_instructions: str | None) -> str | None:
-    """What a side request is for, as its turn says; None: it is part of the task.
+    """The purpose of a side request, which is recorded with its turn, or None if the request is part of the task.
 
-    Claude Code (2.1.197) and opencode (1.18.33) ask without tools for a title of the session. Claude Code also asks
-    for a single token, to see its quota or whether a key or a model is any good. qwen-code (0.15.10) has another
-    agent, with tools and the conversation so far, keep what is worth remembering; a session that begins with such
-    instructions (`task_instructions`) has that as its task.
+    Claude Code (2.1.197) and opencode (1.18.33) request a title of the session, without tools. Claude Code also
+    requests a single token to check its quota, a key or a model. qwen-code (0.15.10) has another agent, with tools and
+    the conversation so far, extract memories; if a session begins with such instructions (`task_instructions`), they
+    are its task.
     """
     instructions = instructions_of(request)
     is_aside = task_instructions is not None and instructions != task_instructions
@@ -229,18 +229,18 @@ def _text(request: ChatRequest, role: str) -> str:
     return "\n".join(content_text(message.get("content")) for message in request.messages if message["role"] == role)
 
 
-_CHEAP = 100_000  # characters, which are tokenized in some hundredths of a second
-_CHARACTERS_A_TOKEN = 4  # of a text that is not looked at closely: at most four times the context is tokenized
-_FAR = 2  # times the context: a prompt between the two ends its reply with `length`, as any that leaves no room
-_MOST_STOPS = 64  # stop strings: each is looked for at every token
-_MOST_BESIDES = 256 * 1024  # bytes of a field that is no part of the prompt: engine and tape are given it each turn
-_WINDOWS, _WINDOW = 32, 256  # stretches of the text that are tokenized, and their characters
+_CHEAP = 100_000  # characters that are tokenized in a few hundredths of a second
+_CHARACTERS_A_TOKEN = 4  # up to this many per token of the context, the size is not checked
+_FAR = 2  # times the context; a prompt between one and two contexts gets an empty reply with finish `length`
+_MOST_STOPS = 64  # stop strings: each is searched at every token
+_MOST_BESIDES = 256 * 1024  # bytes of a field outside the prompt, which goes to engine and tape each turn
+_WINDOWS, _WINDOW = 32, 256  # number of tokenized windows of the text, and their characters
 
 
 def check_request_size(ask: ChatRequest, max_messages: int, context: int | None, count: Callable[[str], int]) -> None:
-    """Raise BadRequest for too many messages or too much besides, PromptTooLong for a prompt far beyond the context.
+    """Raise BadRequest for too many messages or too large other fields, PromptTooLong for a far too long prompt.
 
-    `count` counts the tokens of a text; it is given samples of the request's.
+    `count` counts the tokens of a text; it gets samples of the request's text.
     """
     if len(ask.messages) > max_messages:
         raise BadRequest(f"messages: there are {len(ask.messages):,}, and {max_messages:,} are allowed; send fewer")
@@ -276,7 +276,7 @@ def _check_besides(ask: ChatRequest) -> None:
 
 
 def _texts(ask: ChatRequest) -> Iterator[str]:
-    """What of a request becomes part of the prompt."""
+    """Yield the texts of a request that become part of the prompt."""
     if ask.prompt is not None:
         yield ask.prompt.text or ""
     for message in ask.messages:
@@ -290,7 +290,7 @@ def _texts(ask: ChatRequest) -> Iterator[str]:
 
 
 def _estimate(texts: list[str], characters: int, count: Callable[[str], int]) -> int:
-    """Tokens by the rate of windows at random places, so that no text can be written to look short."""
+    """Estimate the tokens from windows at random places, so that no text can be crafted to look short."""
     sampled, tokens = 0, 0
     for text in random.choices(texts, [len(text) for text in texts], k=_WINDOWS):
         start = random.randrange(max(len(text) - _WINDOW, 0) + 1)

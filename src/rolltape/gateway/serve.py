@@ -1,4 +1,4 @@
-"""Run the gateway until it is asked to stop."""
+"""Run the gateway until a signal stops it."""
 
 import asyncio
 import gc
@@ -25,12 +25,12 @@ def serve_gateway(
     settings: GatewaySettings,
     workers: int = 1,
 ) -> int:
-    """Serve until SIGINT or SIGTERM, then drain; a second one ends at once. The address goes to standard output.
+    """Serve until SIGINT or SIGTERM, then drain; a second signal ends at once. Prints the address to standard output.
 
-    Returns the exit code. Engines are opened in the process that uses them, of which there are as many as `workers`.
+    Returns the exit code. Each of the `workers` processes opens its own engines.
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
-    # The event loop waits this long for each thread that is at work, whenever it has something to do.
+    # The event loop waits up to this long for each busy thread, whenever it has something to do.
     sys.setswitchinterval(_SWITCH_S)
     raise_file_limit()
 
@@ -46,7 +46,7 @@ def serve_gateway(
 
 
 async def _serve(gateway: Gateway, ready: Callable[[], None] | None) -> None:
-    """Serve until a signal; `ready` is called by a worker, others say where they are."""
+    """Serve until a signal. A worker calls `ready`; a single gateway prints its address."""
     loop = asyncio.get_running_loop()
     started, stopped = asyncio.Event(), asyncio.Event()
     is_first = gateway.worker is None or gateway.worker.number == 0
@@ -80,7 +80,7 @@ async def _serve(gateway: Gateway, ready: Callable[[], None] | None) -> None:
 
 
 def _describe(gateway: Gateway) -> None:
-    """Say what it serves, and which key opens sessions."""
+    """Print what it serves, and which key opens sessions."""
     print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
     if (why := gateway.service.turns.buffered) is not None:
         print(f"rolltape: streamed replies come when they have ended: {why}", file=sys.stderr)
@@ -90,7 +90,7 @@ def _describe(gateway: Gateway) -> None:
 
 
 def _collect_garbage_seldom() -> None:
-    """What a turn leaves is freed by itself; looking for cycles among all that is held took a tenth of each turn."""
+    """Run the garbage collector rarely. A turn leaves no cycles, and looking for them took a tenth of each turn."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)

@@ -1,4 +1,4 @@
-"""The gateway without HTTP: open sessions, take turns, change weights, end sessions."""
+"""The gateway without its HTTP server: open sessions, take turns, change weights, end sessions."""
 
 import asyncio
 import contextlib
@@ -30,26 +30,26 @@ from rolltape.tape.recording.tape import Tape
 
 log = logging.getLogger("rolltape.gateway")
 
-_MOST_REFUSALS = 32  # that are recorded of one session
+_MOST_REFUSALS = 32  # recorded per session
 _REASON = 2000  # characters
 _MOST_IGNORED = 20  # parameters that the status lists
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What became of a session and its rollout."""
+    """The result of finishing a session, and perhaps its rollout."""
 
     session: str
     rollout: str
     try_index: int
     group: str
-    rollout_ended: bool  # false: other sessions of it are open
+    rollout_ended: bool  # False if other sessions of it are open
     turns: int
-    interrupted: int  # turns that took longer than was allowed for
-    linearized: Linearized | None  # samples and ledger; None: not asked for, or the rollout goes on
+    interrupted: int  # turns that took longer than allowed
+    linearized: Linearized | None  # samples and ledger; None if not requested, or if the rollout is still open
 
     @property
     def made(self) -> Linearized | None:
-        """The name of `linearized` in 0.1, which goes with 0.3."""
+        """The name of `linearized` in 0.1; removed in 0.3."""
         warnings.warn("Finished.made is now Finished.linearized", DeprecationWarning, stacklevel=2)
         return self.linearized
 
@@ -89,12 +89,12 @@ class Service:
         attempts = Attempts(tape, model_name)
         self.open_sessions = OpenSessions(self.turns, self.open_session, self._sessions_left, attempts)
         self._others = OtherSessions(tape, prompts.fingerprint, self._restore)
-        self._rewarded: dict[str, Ending] = {}  # by rollout: what a session was finished with before the last one
+        self._rewarded: dict[str, Ending] = {}  # by rollout: the ending with a reward of a session before the last one
 
     def open_session(self, spec: SessionSpec, *found_by: str) -> OpenSession:
-        """Open a session, with its rollout or as another one of an open rollout.
+        """Open a session with a new rollout, or in an open rollout.
 
-        A later gateway finds it by its key, and by the digests `found_by`.
+        A later gateway finds it by its key, and by the digests in `found_by`.
         """
         if self.draining:
             raise SessionEnded("the gateway is ending: it opens no more sessions")
@@ -131,9 +131,9 @@ class Service:
             raise BadRequest(str(error)) from error
 
     async def take_over(self, key: str) -> OpenSession | None:
-        """The session that a key opens, of a gateway that has died; None: the key opens nothing.
+        """Take over the session that a key opens from a gateway that has died; None if the key opens no session.
 
-        Raises SessionEnded for the key of one that is closed, ServedElsewhere for one of another gateway.
+        Raises SessionEnded if it is closed, ServedElsewhere if another gateway serves it.
         """
         other = None if self.draining else await self._others.by_key(key)
         found = None if other is None else self.sessions.of_key(key)
@@ -142,13 +142,13 @@ class Service:
         return found
 
     async def session_of_id(self, session_id: str) -> OpenSession:
-        """A session, likewise; raises NoSuchSession."""
+        """The session with this id, taken over in the same way; raises NoSuchSession."""
         if self.sessions.find(session_id) is None:
             await self._others.by_id(session_id)
         return self.sessions.of_id(session_id)
 
     async def rollout_here(self, rollout: str) -> None:
-        """Have an open rollout of a dead gateway here; raises ServedElsewhere for one of another gateway."""
+        """Take over an open rollout of a dead gateway; raises ServedElsewhere if another gateway serves it."""
         if not self.sessions.of_rollout(rollout):
             await self._others.by_rollout(rollout)
 
@@ -161,7 +161,7 @@ class Service:
         self.metrics.count("sessions_taken_over")
 
     async def finish(self, session_id: str, ending: Ending) -> Finished:
-        """End a session, and with the last one its rollout: turns in flight are waited for, then interrupted."""
+        """End a session, and its rollout with the last one. Turns in flight are waited for, then interrupted."""
         session = self.sessions.of_id(session_id)
         rollout = session.rollout
         try:
@@ -170,7 +170,7 @@ class Service:
         except (PolicyError, RecordError) as error:
             raise BadRequest(str(error)) from error
         interrupted = await session.close("finished", ending.drain_s)
-        self.sessions.of_id(session_id)  # another may have ended it meanwhile
+        self.sessions.of_id(session_id)  # another request may have ended it meanwhile
         last = self.sessions.of_rollout(rollout.id) == [session]
         earlier = self._rewarded.get(rollout.id)
         if ending.reward is None and earlier is not None:
@@ -185,7 +185,7 @@ class Service:
                 reason=ending.reason,
             )
             self._rewarded.pop(rollout.id, None)
-        self._leave(session)  # only now: what could not be written can be finished again
+        self._leave(session)  # only now: if the write failed, the session can be finished again
         whole = rollout_of(rollout, session.deliveries, ending) if ending.samples and last else None
         made = None if whole is None else await asyncio.to_thread(linearize, whole, ending.policy)
         return Finished(
@@ -212,7 +212,7 @@ class Service:
         self._leave(session)
 
     def _leave(self, session: OpenSession) -> None:
-        """Forget a session; raises NoSuchSession if it was ended meanwhile."""
+        """Remove a session; raises NoSuchSession if it was ended meanwhile."""
         self.sessions.remove(session)
         self.pool.release(session.id)
         session.recent.clear()
@@ -243,31 +243,29 @@ class Service:
         }
 
     def refused(self, session_id: str, status: int, why: str) -> None:
-        """Record that a request was refused: it may be why an agent gave up. Of very many the first are kept."""
+        """Record that a request was refused, which may be why an agent gave up. Only the first ones are kept."""
         session = self.sessions.find(session_id)
         if session is None or session.ended is not None or session.refusals >= _MOST_REFUSALS:
             return
         session.refusals += 1
         data = {"session": session_id, "status": status, "reason": why[:_REASON]}
-        with contextlib.suppress(
-            TapeError
-        ):  # the client is to be told why it was refused, not why that is not recorded
+        with contextlib.suppress(TapeError):  # the client must get the refusal, not this error
             session.rollout.append_event(session.rollout.encode_event(EventKind.REFUSAL, data))
 
     async def drain(self) -> None:
-        """Take no more turns and wait for those in flight, as long as is allowed."""
+        """Take no more turns, and wait for those in flight as long as the settings allow."""
         self.draining = True
         drain_s = 0.0 if self._hurried else self.settings.drain_s
         await asyncio.gather(*(one.close("ended with the gateway", drain_s) for one in self.sessions))
 
     def hurry(self) -> None:
-        """End turns in flight now; a `drain` that waits for them returns."""
+        """End turns in flight now, so that a waiting `drain` returns."""
         self._hurried = True
         for session in self.sessions:
             session.interrupt()
 
     async def close(self) -> None:
-        """End every session that is still open: rollouts nobody finished have failed."""
+        """End every open session. Rollouts that were not finished fail."""
         await self.drain()
         for session in self.sessions:
             is_open = session in self.open_sessions

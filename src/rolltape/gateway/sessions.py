@@ -1,4 +1,4 @@
-"""Sessions: one agent's connection each, with its own key, limits and turns."""
+"""Sessions: each is one agent's connection, with its own key, limits and turns."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ T = TypeVar("T")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 _BODIES = 8
-_REMEMBERED = 16  # requests of a session that a retry may still come for
+_REMEMBERED = 16  # latest requests of a session for which a retry is recognized
 _REMEMBERED_KEYS = 20_000  # of ended sessions: 6 MB
 
 # The fields of SessionSpec that a rollout is opened with.
@@ -34,7 +34,7 @@ OF_ROLLOUT = [
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a session is opened for, and its limits."""
+    """The rollout and the limits with which a session is opened."""
 
     task_id: str | None = None
     task: Any = None
@@ -44,17 +44,17 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     split: str | None = None  # of the source
     agent: str | None = None
     new_try: bool = False
-    try_index: _Count | None = None  # which try it is, where somebody else counts them; None: the next one on the tape
+    try_index: _Count | None = None  # the number of the try; None for the next one on the tape
     tags: tuple[str, ...] = ()
-    foreign_ids: tuple[str, ...] = ()  # what the agent's framework calls the rollout
+    foreign_ids: tuple[str, ...] = ()  # ids of the rollout in the agent's framework
     extra: dict[str, Any] = {}
-    rollout: str | None = None  # another session of this open rollout; then none of those above is given
+    rollout: str | None = None  # open another session of this rollout; the fields above must then be unset
     sampling: SamplingParams = SamplingParams()  # defaults for the agent
     forced: SamplingParams = SamplingParams()  # override the agent
-    thinking: bool | None = None  # None: as the agent asks, or as the gateway is set
+    thinking: bool | None = None  # None for the agent's setting, else the gateway's
     max_turns: _Count | None = None
     context_budget: _Count | None = None  # tokens of prompt and reply together
-    allowed_tools: tuple[str, ...] | None = None  # None: all that are not denied
+    allowed_tools: tuple[str, ...] | None = None  # None for all that are not denied
     denied_tools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,22 +70,22 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class EngineWait(NamedTuple):
-    """What a session's turns wait for from the engines now, and what went wrong there last."""
+    """How a session's turns wait for engines now, and the engines' latest error."""
 
-    turns: int  # whose reply no engine has given in full; 0: nobody waits for an engine
-    longest_s: float  # since the oldest of them was asked, or an engine last gave a part of it
-    error: str | None  # an engine's latest, in a turn that waits or the last one to end; None: that went well
+    turns: int  # number of turns whose engine has not returned the whole reply; 0 if none waits
+    longest_s: float  # since the engine's call of the oldest one began, or its last ids came
+    error: str | None  # an engine's latest, in a waiting turn or the last ended one, or None
 
 
 class SessionWork:
-    """The long work of one session, off the event loop and one piece at a time, so that it delays no other session."""
+    """Runs the long work of one session off the event loop, one piece at a time, so that it delays no other session."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self.bodies = asyncio.Semaphore(_BODIES)  # that are read and parsed at once; others wait in their sockets
+        self.bodies = asyncio.Semaphore(_BODIES)  # bodies read and parsed at once; others wait in their sockets
 
     async def run(self, work: Callable[..., T], *args: Any, inline: bool = False) -> T:
-        """Do a piece of work when all before it is done; `inline` for what takes less time than a thread costs."""
+        """Run `work` when all earlier work is done; `inline` for work that takes less time than a thread costs."""
         await self._lock.acquire()
         if inline:
             try:
@@ -95,22 +95,22 @@ class SessionWork:
         done = asyncio.get_running_loop().run_in_executor(None, work, *args)
         done.add_done_callback(self._release)
         try:
-            return await asyncio.shield(done)  # a client that leaves does not end it, and is not done with it
+            return await asyncio.shield(done)  # a client that leaves does not end the work
         finally:
-            del done  # an error holds its frames, and with them what was worked on, until nobody holds the error
+            del done  # else an error's traceback would keep the work's data alive
 
     def _release(self, done: "asyncio.Future[Any]") -> None:
         self._lock.release()
         if not done.cancelled():
-            done.exception()  # looked at, whether or not somebody waits
+            done.exception()  # retrieved, so that asyncio does not log it
 
 
 class RecentTurns:
-    """The latest turns of a session, by what they were asked."""
+    """The latest turns of a session, by the digests of their requests."""
 
     def __init__(self) -> None:
-        self._latest: dict[bytes, dict[int, GatewayTurn]] = {}  # by request, and by which of its replies
-        self._recorded: dict[tuple[bytes, int], Turn] = {}  # by an earlier gateway, likewise
+        self._latest: dict[bytes, dict[int, GatewayTurn]] = {}  # by request, and by the number of the reply
+        self._recorded: dict[tuple[bytes, int], Turn] = {}  # recorded by an earlier gateway, likewise
 
     def find(self, digest: bytes, choice: int) -> GatewayTurn | None:
         return self._latest.get(digest, {}).get(choice)
@@ -121,18 +121,18 @@ class RecentTurns:
             del self._latest[next(iter(self._latest))]
 
     def add_recorded(self, digest: bytes, choice: int, turn: Turn) -> None:
-        """Remember a turn that an earlier gateway recorded."""
+        """Add a turn that an earlier gateway recorded."""
         self._recorded.pop((digest, choice), None)
         self._recorded[digest, choice] = turn
         while len(self._recorded) > _REMEMBERED:
             del self._recorded[next(iter(self._recorded))]
 
     def take_recorded(self, digest: bytes, choice: int) -> Turn | None:
-        """Such a turn, once: whoever takes it adds what he makes of it."""
+        """Return and remove such a turn; the caller adds the turn restored from it."""
         return self._recorded.pop((digest, choice), None)
 
     def forget(self, turn: GatewayTurn) -> None:
-        """Let nobody ask for this one again."""
+        """Remove a turn, so that no retry finds it."""
         rest = {
             digest: {choice: one for choice, one in turns.items() if one is not turn}
             for digest, turns in self._latest.items()
@@ -140,7 +140,7 @@ class RecentTurns:
         self._latest = {digest: turns for digest, turns in rest.items() if turns}
 
     def clear(self) -> None:
-        """Forget all: they hold their session, and it holds them."""
+        """Remove all turns, which breaks a reference cycle with the session."""
         self._latest.clear()
         self._recorded.clear()
 
@@ -158,7 +158,7 @@ class OpenSession:
         key: str | None = None,
         digest: str | None = None,
     ) -> None:
-        """Its key is given, or, for one that another gateway opened, the digest of it."""
+        """Pass the key, or its digest if another gateway opened the session."""
         self.spec = spec
         self.rollout = rollout
         self.recorder = recorder
@@ -168,18 +168,18 @@ class OpenSession:
         self.work = SessionWork()
         self.opened_at = time.time()
         self.used_at = time.monotonic()  # when a turn last began or ended
-        self.turns = 0  # begun, auxiliary ones aside
-        self.task_instructions: str | None = None  # system messages of the first of them; None: there is none yet
+        self.turns = 0  # begun ones, without auxiliary turns
+        self.task_instructions: str | None = None  # system messages of the first one; None before it
         self.refused_turns = 0  # above the cap
-        self.refusals = 0  # of requests, as far as they are recorded
-        self.overflowed = False  # the last request was refused: its prompt was far longer than the context
+        self.refusals = 0  # recorded refusals of requests
+        self.overflowed = False  # the last request was refused because of its long prompt
         self.recent = RecentTurns()
         self.ids_json = IdsAsJson()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
-        self.ended: str | None = None  # why it takes no more turns; None: it does
-        self.waited_s = 0.0  # for engines that failed or did not answer, over all turns that have ended
-        self.trouble: str | None = None  # of an engine, the latest that was waited for
-        self.failure: str | None = None  # why the latest turn has no reply, where the engine or the gateway is to blame
+        self.ended: str | None = None  # why it takes no more turns, or None
+        self.waited_s = 0.0  # for engines that failed or did not answer, over all ended turns
+        self.trouble: str | None = None  # the latest error of an engine that a turn waited for
+        self.failure: str | None = None  # why the latest turn has no reply, if the engine or the gateway caused it
         self._in_flight: set[GatewayTurn] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -190,13 +190,13 @@ class OpenSession:
 
     @property
     def key(self) -> str:
-        """Opens this session. It is known where the session was opened, and nowhere else."""
+        """The key that opens this session. Only the gateway that opened it knows the key."""
         assert self._key is not None
         return self._key
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn is in the making; a client that does not take its reply makes nobody busy."""
+        """Whether a turn is being made; a client that does not read its reply does not count."""
         return any(not turn.done for turn in self._in_flight)
 
     @property
@@ -204,7 +204,7 @@ class OpenSession:
         return len(self._in_flight)
 
     def begin(self, turn: GatewayTurn, *, counts: bool) -> None:
-        """Let a turn begin; raises for one that comes after the close, or above the cap."""
+        """Begin a turn; raises SessionEnded after the close, and TurnCapReached above the maximum of turns."""
         if self.ended is not None:
             raise SessionEnded(f"session {self.id} is {self.ended}: it takes no more turns")
         if counts:
@@ -217,16 +217,16 @@ class OpenSession:
         self.used_at = time.monotonic()
 
     def end(self, turn: GatewayTurn) -> None:
-        """Note that a turn has ended, and that its reply was delivered or could not be."""
+        """Remove a turn that has ended, and whose reply was delivered or could not be."""
         self._in_flight.discard(turn)
         self.used_at = time.monotonic()
         if not self._in_flight:
             self._idle.set()
 
     async def settle_left(self, request: ChatRequest) -> bool:
-        """Wait for turns that all clients have left, and that a request may have a part of: they end soon.
+        """Wait for turns that all clients have left and of whose reply a request may have a part: they end soon.
 
-        Whether there was one.
+        Return whether there was one.
         """
         keys = request.message_keys
         left = [
@@ -240,7 +240,7 @@ class OpenSession:
         return bool(before)
 
     def note_failure(self, error: Exception) -> None:
-        """Note why a turn has no reply: the engine or the gateway is to blame, or what the agent asked for."""
+        """Record why a turn has no reply: an error of the engine or the gateway, or of the request."""
         if isinstance(error, RequestRefused):
             self.failure = None
             self.overflowed = error.code == PromptTooLong.code
@@ -256,18 +256,18 @@ class OpenSession:
         return EngineWait(len(waiting), longest_s, errors[-1] if errors else self.failure)
 
     async def close(self, why: str, drain_s: float) -> int:
-        """Take no more turns, wait for those in flight, and interrupt what takes longer; how many those were."""
+        """Take no more turns, wait for those in flight, and interrupt those that take longer. Return their number."""
         self.ended = self.ended or why
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
         self.interrupt()
         turns = [turn for turn in self._in_flight if not turn.done]
-        await asyncio.gather(*(turn.settled() for turn in turns))  # on the tape; not for clients to take their replies
+        await asyncio.gather(*(turn.settled() for turn in turns))  # until they are on the tape; clients may still read
         return len(turns)
 
     def interrupt(self) -> None:
-        """End the turns in flight with what was sampled so far."""
+        """End the turns in flight with the ids sampled so far."""
         for turn in self._in_flight:
             turn.reply.leave()
 
@@ -279,7 +279,7 @@ class Sessions:
         self._by_id: dict[str, OpenSession] = {}
         self._by_rollout: dict[str, list[OpenSession]] = {}
         self._by_key: dict[str, OpenSession] = {}
-        self._ended: dict[str, str] = {}  # keys of closed ones and why, so that a late agent is told
+        self._ended: dict[str, str] = {}  # digests of the keys of closed sessions, with the message for late agents
 
     def add(self, session: OpenSession) -> None:
         self._by_id[session.id] = session
@@ -287,7 +287,7 @@ class Sessions:
         self._by_key[session.digest] = session
 
     def remove(self, session: OpenSession) -> None:
-        """Forget a session but for its key; raises NoSuchSession if that was done already."""
+        """Remove a session, but keep its key's digest; raises NoSuchSession if it was removed already."""
         self.of_id(session.id)
         del self._by_id[session.id], self._by_key[session.digest]
         self._by_rollout[session.rollout.id].remove(session)
@@ -298,11 +298,11 @@ class Sessions:
             del self._ended[next(iter(self._ended))]
 
     def find(self, session_id: str) -> OpenSession | None:
-        """An open session; None: there is none of that id."""
+        """The open session with this id, or None."""
         return self._by_id.get(session_id)
 
     def of_key(self, key: str) -> OpenSession | None:
-        """The session that a key opens; raises SessionEnded for the key of one that is closed."""
+        """The session that a key opens; raises SessionEnded if it is closed."""
         digest = key_digest(key)
         found = self._by_key.get(digest)
         if found is None and (ended := self._ended.get(digest)) is not None:
@@ -326,5 +326,5 @@ class Sessions:
 
 
 def key_digest(key: str) -> str:
-    """A digest under which a key is looked up and recorded: neither the time that takes nor the tape tells the key."""
+    """The digest by which a key is looked up and recorded, so that neither timing nor the tape reveals the key."""
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -11,30 +11,30 @@ from rolltape.gateway.engines.inprocess import InProcessEngine
 from rolltape.gateway.engines.pool import EnginePool, LoadedWeights
 from rolltape.gateway.engines.protocol import TakesWeights
 
-AskWorkers = Callable[[str, dict[str, Any]], Awaitable[list[dict[str, Any]]]]  # path and body, and their answers
+AskWorkers = Callable[[str, dict[str, Any]], Awaitable[list[dict[str, Any]]]]  # path and body → answers
 
 
 class Weights:
-    """The version that engines have, and how it is changed."""
+    """The weight version of the engines, and its changes."""
 
     def __init__(self, pool: EnginePool, announce: Callable[[str], None], version: str | None = None) -> None:
         self._pool = pool
         self._announce = announce
-        self._changing = asyncio.Lock()  # one change at a time: nobody lets replies go on while engines load
-        self.version = version  # None: not known
-        self.changes = 0  # how often generating was stopped or allowed
+        self._changing = asyncio.Lock()  # one change at a time: replies must not continue while engines load
+        self.version = version  # None if unknown
+        self.changes = 0  # how often generating was paused or resumed
 
     async def pause(self) -> int:
-        """Hold new generations and interrupt those in flight. Returns how many, once the engines have ended them."""
+        """Hold new generations and interrupt running ones. Return their number, once the engines have ended them."""
         async with self._changing:
             interrupted = await self._pause()
             await self._pool.forget_weights()
             return interrupted
 
     async def resume(self, version: str | None = None, *, folder: str | None = None, record: bool = True) -> None:
-        """Continue after a pause, with the given weight version or else the one that the engines report.
+        """Continue after a pause, with the given weight version, else the one that the engines report.
 
-        `folder` is where those weights are, for an engine that restarts.
+        `folder` has those weights, for an engine that restarts.
         """
         if version:
             check_version(version)
@@ -44,10 +44,10 @@ class Weights:
             await self._resume(version, record=record)
 
     async def update(self, folder: str | Path, version: str, ask_workers: AskWorkers | None = None) -> int:
-        """Have the engines load weights. Replies in flight are interrupted, and go on under the new version.
+        """Have the engines load weights. Replies in flight are interrupted, and continue under the new version.
 
-        Returns how many there were. `ask_workers` is given where other processes use the same engines. If an engine
-        fails, everything stays paused, since which weights the engines have is not known then.
+        Returns their number. `ask_workers` is set if other processes use the same engines. If an engine fails,
+        everything stays paused, since the engines' weights are then unknown.
         """
         check_weights(folder, version)
         if ask_workers is not None and any(isinstance(engine, InProcessEngine) for engine in self._pool.engines):
@@ -56,7 +56,7 @@ class Weights:
             if not isinstance(engine, TakesWeights):
                 hint = "pause the gateway, change them there, and resume it"
                 raise BadRequest(f"{engine.name}: it is not known how weights are loaded there; {hint}")
-        # A folder that is not here may be one on the engines' machine, or a name that they know.
+        # A folder that is not here may be on the engines' machine, or a name that they know.
         folder = str(Path(folder).absolute()) if Path(folder).exists() else str(folder)
         async with self._changing:
             interrupted = await self._pause()
@@ -73,7 +73,7 @@ class Weights:
         return interrupted
 
     def announce(self, version: str, *, record: bool = True) -> None:
-        """Announce the weight version that the engines have from now on; `record` it, unless another worker has."""
+        """Set the weight version that the engines have from now on; `record` is False if another worker records it."""
         check_version(version)
         if version != self.version:
             if record:
@@ -97,13 +97,13 @@ class Weights:
 
 
 def check_weights(folder: object, version: object) -> None:
-    """Raise BadRequest unless these can be the folder of weights and their version."""
+    """Raise BadRequest unless these are valid as the folder of weights and their version."""
     if not isinstance(folder, str | PathLike):
         raise BadRequest(f"folder is {folder!r}, of type {type(folder).__name__}; give the path of a checkpoint")
     check_version(version)
 
 
 def check_version(version: object) -> None:
-    """Raise BadRequest unless this can be the version of weights."""
+    """Raise BadRequest unless this is valid as a weight version."""
     if not isinstance(version, str) or not version:
         raise BadRequest(f"version is {version!r}, of type {type(version).__name__}; give a text such as '20'")

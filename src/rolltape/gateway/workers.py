@@ -4,7 +4,8 @@
             ├─ worker 1 ── journal      sessions of the others to them
             └─ …
 
-A worker is a gateway like any other. What a killed one had open, the others and its successor take over when asked.
+A worker is an ordinary gateway. If it is killed, the others and its successor take over its sessions at their next
+request.
 """
 
 import contextlib
@@ -20,20 +21,20 @@ from typing import NamedTuple
 from rolltape.errors import GatewayError, RolltapeError
 from rolltape.serving import bound_url, describe_listen_error, reserve_port
 
-_LOOK_S = 0.1  # at workers that have not said yet that they are ready, and at those that are to be started
-_SHORT_LIFE_S = 1.0  # of a worker: the successor of one that dies earlier is not started before
+_LOOK_S = 0.1  # between checks for ready workers and for successors to start
+_SHORT_LIFE_S = 1.0  # a successor is started at least so long after the start of its predecessor
 _PR_SET_PDEATHSIG = 1
 _WATCHED = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
 
 
 class WorkerPlace(NamedTuple):
-    """Which of how many workers a process is."""
+    """A worker's number and its group."""
 
-    group: str  # the name that the workers of one parent share
+    group: str  # the shared name of one parent's workers
     number: int  # from 0
     workers: int
     port: int
-    is_successor: bool = False  # of one that died, beside others that live
+    is_successor: bool = False  # whether it replaces a worker that died
 
 
 class _Worker:
@@ -53,12 +54,12 @@ class _Worker:
         self._pipe = reading
 
     def look(self) -> None:
-        """Note whether it has said that it is ready."""
+        """Check whether it has reported that it is ready."""
         with contextlib.suppress(BlockingIOError):
             self.ready = self.ready or bool(os.read(self._pipe, 1))
 
     def reaped(self) -> int | None:
-        """Its exit code, negative for a signal, once it has ended; None: it runs."""
+        """Its exit code, negative for a signal, or None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid == 0:
             return None
@@ -74,9 +75,9 @@ def serve_workers(
     work: Callable[[WorkerPlace, Callable[[], None]], None],
     on_ready: Callable[[str], None],
 ) -> int:
-    """Run `work` in so many processes until SIGINT or SIGTERM; the exit code.
+    """Run `work` in `count` processes until SIGINT or SIGTERM. Return the exit code.
 
-    `work` is given its place and what to call once it serves. `on_ready` is given the address when all of them do.
+    `work` gets its place and a function to call once it serves. `on_ready` is called with the address when all serve.
     """
     try:
         reserved = reserve_port(host, port)
@@ -95,10 +96,10 @@ def serve_workers(
 def _watch(
     workers: list[_Worker], work: Callable[[WorkerPlace, Callable[[], None]], None], on_ready: Callable[[], None]
 ) -> int:
-    """Replace workers that die until a signal ends all; one of the first that cannot even start ends all too."""
+    """Replace workers that die, until a signal ends all. If a first worker cannot start, all end too."""
     told = ending = False
     code = 0
-    successors: list[tuple[float, WorkerPlace]] = []  # when they are to be started
+    successors: list[tuple[float, WorkerPlace]] = []  # with their start times
     while workers or successors:
         got = _wait(None if told and not successors else _LOOK_S)
         if got is not None and got != signal.SIGCHLD:
@@ -130,7 +131,7 @@ def _watch(
 
 
 def _wait(within_s: float | None) -> int | None:
-    """The next of the signals that are watched for; None: there was none in that time."""
+    """Wait for the next watched signal; None if none came in that time."""
     got = signal.sigwaitinfo(_WATCHED) if within_s is None else signal.sigtimedwait(_WATCHED, within_s)
     return None if got is None else got.si_signo
 
@@ -142,11 +143,11 @@ def _signal(workers: list[_Worker]) -> None:
 
 
 def _run_worker(place: WorkerPlace, work: Callable[[WorkerPlace, Callable[[], None]], None], pipe: int) -> None:
-    """In the child: do the work, and never return."""
+    """In the child: run the work, then exit the process."""
     code = 1
     try:
-        os.setpgid(0, 0)  # Ctrl-C is for the parent, which tells all workers
-        # With a parent that is killed they are killed too: ending in order, they would end their sessions.
+        os.setpgid(0, 0)  # only the parent gets Ctrl-C, and signals all workers
+        # If the parent is killed, workers are killed too: an orderly end would end their sessions.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         work(place, lambda: os.close(pipe) if not os.write(pipe, b"1") else None)

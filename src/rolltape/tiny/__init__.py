@@ -1,4 +1,4 @@
-"""The tiny engine: a small Qwen3 model run in this process by numpy, with real sampling and real logprobs."""
+"""The tiny engine: numpy runs a small Qwen3 model in this process, with real sampling and real logprobs."""
 
 from rolltape.renamed import renamed
 from rolltape.tiny.checkpoint import shipped_model

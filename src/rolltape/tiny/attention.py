@@ -12,15 +12,15 @@ from rolltape.tiny.checkpoint import Floats, ModelConfig
 
 
 class Cache:
-    """Keys and values of every layer, with room for all that the request may become."""
+    """Keys and values of every layer, with room for the longest possible reply of the request."""
 
     def __init__(self, config: ModelConfig, tokens: int) -> None:
-        # (layers, keys and values, kv_heads, tokens, head_dim), to be written and read in place.
+        # (layers, keys and values, kv_heads, tokens, head_dim), written and read in place.
         self.values: Floats = mapped_floats((config.layers, 2, config.kv_heads, tokens, config.head_dim))
 
 
 def mapped_floats(shape: tuple[int, ...]) -> Floats:
-    """Room that is mapped, not allocated: a page takes memory when it is written, and all go back at the end."""
+    """An array of mapped memory: a page takes memory only when it is written, and all is returned at the end."""
     size = 4 * math.prod(shape)
     return np.frombuffer(_mapped(size) if size else b"", dtype=np.float32).reshape(shape)
 
@@ -35,12 +35,12 @@ def _mapped(size: int) -> mmap.mmap:
 
 
 class TokenSpan(NamedTuple):
-    """Consecutive tokens of one request: a piece of its prompt, or the token that it sampled last."""
+    """Consecutive tokens of one request: a piece of its prompt, or its last sampled token."""
 
     cache: Cache
     ids: list[int]
     start: int  # the position of the first
-    wanted: int  # logits are computed for so many of the last tokens
+    wanted: int  # for how many of the last tokens logits are computed
 
     @property
     def end(self) -> int:
@@ -48,10 +48,10 @@ class TokenSpan(NamedTuple):
 
 
 class _One(NamedTuple):
-    """A span of a single token: its cache up to there, for every layer, and where its scores lie."""
+    """A span of a single token: its cache up to this token, for every layer, and its place for scores."""
 
     held: Floats  # (layers, 2, kv_heads, held, head_dim)
-    turned_keys: Floats  # the keys of it, (layers, kv_heads, head_dim, held)
+    turned_keys: Floats  # its keys, (layers, kv_heads, head_dim, held)
     scores: Floats  # (kv_heads, group, held)
 
 
@@ -59,7 +59,7 @@ class StepRows:
     """The rows of one step. Single tokens come first and share one softmax; longer spans have their own."""
 
     def __init__(self, spans: list[TokenSpan], padded: int, config: ModelConfig, *, safe: bool) -> None:
-        """`padded`: how many rows there are with those that belong to no span; `safe`: no score can overflow exp."""
+        """`padded`: the number of rows, including those of no span; `safe`: no score can overflow exp."""
         self._safe = safe
         heads, group = config.heads, config.heads // config.kv_heads
         self._mixed = np.zeros((padded, config.kv_heads, group, config.head_dim), dtype=np.float32)
@@ -83,9 +83,9 @@ class StepRows:
             row += len(span.ids)
 
     def attend(self, layer: int, queries: Floats, both: Floats) -> Floats:
-        """Add keys and values `both` (rows, 2, kv_heads, dim) to the caches; what each row attends to.
+        """Add keys and values `both` (rows, 2, kv_heads, dim) to the caches, and return the attention of each row.
 
-        The result has the shape of `queries` (rows, kv_heads, group, dim), and holds until the next call.
+        The result has the shape of `queries` (rows, kv_heads, group, dim), and is valid until the next call.
         """
         if self._ones:
             self._attend_ones(layer, queries, both)
@@ -109,7 +109,7 @@ class StepRows:
 
 
 def _attend(queries: Floats, keys: Floats, values: Floats, start: int, *, safe: bool) -> Floats:
-    """Attention of consecutive tokens: queries (tokens, kv_heads, group, head_dim), each sees what is before it."""
+    """Causal attention of consecutive tokens: queries (tokens, kv_heads, group, head_dim)."""
     tokens, kv_heads, group, dim = queries.shape
     stacked = queries.transpose(1, 2, 0, 3).reshape(kv_heads, group * tokens, dim)
     scores = np.matmul(stacked, keys.swapaxes(1, 2)).reshape(kv_heads, group, tokens, -1)

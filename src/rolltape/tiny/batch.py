@@ -9,7 +9,7 @@ from rolltape.tiny.checkpoint import Floats
 from rolltape.tiny.request import Request, VersionedModel
 from rolltape.tiny.sampling import Softmax, choose, most_likely
 
-# Prompt tokens read in one step beside the running replies: two pieces, some 15 ms of the shipped model.
+# Prompt tokens read in one step beside the running replies: two pieces, about 15 ms with the shipped model.
 _PROMPT_TOKENS_PER_STEP = 256
 
 
@@ -29,7 +29,7 @@ class RequestBatch:
         return bool(self.waiting or self.running)
 
     def abort(self, requests: list[Request]) -> None:
-        """End requests with what they have so far."""
+        """End requests with the ids sampled so far."""
         for request in requests:
             if request.finish is None:
                 request.end(Finish.ABORT)
@@ -37,12 +37,12 @@ class RequestBatch:
         self._forget_ended()
 
     def step(self) -> list[Request]:
-        """Feed every running reply its last id and some prompts a piece; the requests that got further."""
+        """Feed every running reply its last id, and some prompts a piece. Return the requests that advanced."""
         self._admit()
         fed = [request for request in self.running if not request.reads_prompt]
         fed += self._reading()
         changed = []
-        # Replies that finish under older weights run beside those of the current ones.
+        # Replies that finish under older weights run beside those under the current ones.
         for weights in dict.fromkeys(request.weights for request in fed):
             assert weights is not None
             changed += self._feed(weights, [request for request in fed if request.weights is weights])
@@ -62,7 +62,7 @@ class RequestBatch:
             self.running.append(request)
 
     def _reading(self) -> Iterator[Request]:
-        """Whose prompts are read on: the oldest, so that all get through, then those that were served least."""
+        """The requests whose prompts are read in a step: the oldest, so that all finish, then the least served ones."""
         reading = [request for request in self.running if request.reads_prompt]
         tokens = 0
         begun: set[bytes] = set()
@@ -71,7 +71,7 @@ class RequestBatch:
                 return
             key = request.take_over()
             if key is not None and key in begun:
-                continue  # another reads that piece now, and it is there to take over at the next step
+                continue  # another request reads this piece now, so it can be copied at the next step
             if key is not None:
                 begun.add(key)
             yield request
@@ -115,7 +115,7 @@ class RequestBatch:
 
 
 def _keep_prompt_logprobs(request: Request, span: TokenSpan, logits: Floats) -> None:
-    """The logits of a prompt's token say how likely the next was; the last one's are for the reply."""
+    """Keep logprobs of prompt tokens. A token's logits are for the next token; the last one's are for the reply."""
     softmax = Softmax(logits)
     first = span.end - span.wanted + 1
     if not request.prompt_logprobs and request.sampling.prompt_logprobs_from == 0:

@@ -30,11 +30,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_theta: float
     norm_eps: float
     tied: bool  # the output head is the embedding
-    eos_ids: tuple[int, ...]  # what ends a turn, by generation_config.json or else config.json
+    eos_ids: tuple[int, ...]  # of the end of a turn, by generation_config.json or else config.json
 
 
 class _ConfigFile(msgspec.Struct, kw_only=True):
-    """What of config.json matters here; the rest is for other programs."""
+    """The fields of config.json that matter here."""
 
     hidden_size: int
     intermediate_size: int
@@ -52,7 +52,7 @@ class _ConfigFile(msgspec.Struct, kw_only=True):
     tie_word_embeddings: bool = False
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None  # transformers 5 keeps the theta in here
+    rope_parameters: dict[str, Any] | None = None  # transformers 5 writes the theta here
     quantization_config: dict[str, Any] | None = None
     eos_token_id: int | list[int] | None = None
 
@@ -62,7 +62,7 @@ class _GenerationFile(msgspec.Struct):
 
 
 def shipped_model() -> Path:
-    """The folder of the model that ships with Rolltape; CheckpointError where the package was built without it."""
+    """The folder of the model that ships with Rolltape; raises CheckpointError if the package was built without it."""
     folder = Path(__file__).parent / "models" / "tiny"
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: this installation has no model in it; give the folder of a Qwen3 checkpoint")

@@ -1,4 +1,4 @@
-"""The tiny engine: a model that runs on a thread of its own beside the event loop."""
+"""The tiny engine: a model that runs in its own thread beside the event loop."""
 
 import asyncio
 import enum
@@ -27,10 +27,10 @@ _T = TypeVar("_T")
 
 
 class InFlightPolicy(enum.StrEnum):
-    """What becomes of replies in flight when weights change or the engine pauses."""
+    """What happens to replies in flight when weights change or the engine pauses."""
 
-    ABORT = "abort"  # they end with what they have
-    FINISH = "finish"  # they go on under the weights that they began with
+    ABORT = "abort"  # they end with the ids sampled so far
+    FINISH = "finish"  # they continue under the weights with which they began
 
 
 class TinyEngine:
@@ -46,17 +46,17 @@ class TinyEngine:
         prefix_cache_mb: float = 64,
         context: int | None = None,
     ) -> None:
-        """Read a checkpoint folder; raises CheckpointError if it holds no Qwen3 model.
+        """Read a checkpoint folder; raises CheckpointError if it has no Qwen3 model.
 
-        At most `max_running` requests run at once; one more begins while their tokens are fewer than
-        `max_cached_tokens`. `prefix_cache_mb` is for what prompts have in common with earlier ones; 0: nothing
-        is kept. `context` limits prompt and reply below what the model allows.
+        At most `max_running` requests run at once; another one begins only while they have fewer tokens than
+        `max_cached_tokens`. `prefix_cache_mb` is for prefixes that prompts share with earlier ones; 0 for no cache.
+        `context` limits prompt and reply below the model's limit.
         """
         model = Qwen3(Path(folder))
         file = Path(folder) / "tokenizer.json"
         self.config: ModelConfig = model.config
         self.context = model.config.context if context is None else min(context, model.config.context)
-        self.texts = TokenTexts(file) if file.is_file() else None  # None: neither texts nor stop strings
+        self.texts = TokenTexts(file) if file.is_file() else None  # None for no texts and no stop strings
         self._prefix_cache_mb = prefix_cache_mb
         self._batch = RequestBatch(
             self._weights(model, version),
@@ -70,11 +70,11 @@ class TinyEngine:
         self._inbox: list[Callable[[], None]] = []
         self._asked: set[asyncio.Future[Any]] = set()
         self._paused = False
-        self._stopped: str | None = None  # why; None: it runs, or has not begun
+        self._stopped: str | None = None  # why it has stopped, or None
 
     @classmethod
     def load(cls, folder: str | Path, version: str = "0", **options: Any) -> Self:
-        """The name of the constructor in 0.1, which goes with 0.3."""
+        """The name of the constructor in 0.1; removed in 0.3."""
         warnings.warn("TinyEngine.load(folder) is now TinyEngine(folder)", DeprecationWarning, stacklevel=2)
         return cls(folder, version, **options)
 
@@ -94,7 +94,7 @@ class TinyEngine:
 
     @property
     def stopped(self) -> str | None:
-        """Why the engine takes no more requests; None: it does."""
+        """Why the engine takes no more requests, or None."""
         return self._stopped
 
     async def __aenter__(self) -> Self:
@@ -108,9 +108,9 @@ class TinyEngine:
         await self.close()
 
     async def close(self) -> None:
-        """Abort what is in flight and end the thread."""
+        """Abort requests in flight and end the thread."""
         if self._thread is not None:
-            with suppress(EngineStopped):  # its thread has failed, and said so to those who asked
+            with suppress(EngineStopped):  # its thread has failed, and the callers know
                 self._post(self._stop_now)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
@@ -132,9 +132,9 @@ class TinyEngine:
         request_id: str | None = None,
         whole: bool = False,
     ) -> AsyncGenerator[Piece, None]:
-        """The reply as it grows; the last piece carries it whole. Closing the iterator aborts the request.
+        """Yield the reply in pieces; the last piece has the complete reply. Closing the iterator aborts the request.
 
-        With `whole` there is one piece only, at the end.
+        With `whole` there is only one piece, at the end.
         """
         request = self._submit(prompt_ids, sampling, request_id, streams=not whole)
         given = 0
@@ -143,7 +143,7 @@ class TinyEngine:
                 await self._wait_for_change(request)
                 piece = request.piece(given)
                 if piece.reply is not None:
-                    # Before it is given out: whoever has it may not come back for more.
+                    # Before the yield, since the caller may not continue the iteration.
                     self._leave(request)
                     yield piece
                     return
@@ -154,14 +154,14 @@ class TinyEngine:
             self._leave(request)
 
     def abort(self, request_id: str) -> bool:
-        """End a request with what it has so far; false if there is none of that id."""
+        """End a request with the ids sampled so far. Return False if there is no request with this id."""
         request = self._known.get(request_id)
         if request is not None:
             self._post(lambda: self._abort_now([request]))
         return request is not None
 
     def abort_all(self) -> int:
-        """End every request with what it has so far; how many there were."""
+        """End every request with the ids sampled so far. Return their number."""
         requests = list(self._known.values())
         self._post(lambda: self._abort_now(requests))
         return len(requests)
@@ -169,9 +169,9 @@ class TinyEngine:
     async def load_weights(
         self, folder: str | Path, version: str, *, in_flight: InFlightPolicy = InFlightPolicy.ABORT
     ) -> int:
-        """Take other weights of the same shape for all requests that begin from now on.
+        """Load other weights of the same shape for all requests that begin from now on.
 
-        Returns how many running replies were aborted, or are finishing under the weights that they began with.
+        Returns how many running replies were aborted, or finish under the weights with which they began.
         """
         model = await asyncio.to_thread(Qwen3, Path(folder))
         if _shape(model.config) != _shape(self.config):
@@ -187,7 +187,7 @@ class TinyEngine:
         return await self._ask(swap)
 
     async def announce(self, version: str) -> None:
-        """Call the weights by another version in all replies that begin from now on."""
+        """Report another version of the weights in all replies that begin from now on."""
 
         def rename() -> None:
             self._batch.weights = self._batch.weights._replace(version=version)
@@ -195,11 +195,11 @@ class TinyEngine:
         await self._ask(rename)
 
     async def drop_prefixes(self) -> None:
-        """Forget what was kept of prompts; replies in flight are not touched."""
+        """Clear the prefix cache; replies in flight are not affected."""
         await self._ask(lambda: self._batch.weights.prefixes.clear())
 
     async def pause(self, *, in_flight: InFlightPolicy = InFlightPolicy.ABORT) -> int:
-        """Sample nothing until `resume`; requests that come wait. Those in flight end, or are held; how many."""
+        """Sample nothing until `resume`; new requests wait. Those in flight end, or are held. Return their number."""
 
         def pause() -> int:
             self._paused = True
@@ -211,7 +211,7 @@ class TinyEngine:
         return await self._ask(pause)
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
 
         def resume() -> None:
             self._paused = False
@@ -237,7 +237,7 @@ class TinyEngine:
         return request
 
     def checked(self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str | None = None) -> list[int]:
-        """The prompt as a list of its own; raises whatever `generate` and `stream` would refuse it with."""
+        """The prompt as a new list; raises the error with which `generate` and `stream` would refuse it."""
         if request_id in self._known:
             raise EngineError(f"request {request_id} is in flight already; give each its own id")
         if sampling.stop_strings and self.texts is None:
@@ -266,7 +266,7 @@ class TinyEngine:
         self._known.pop(request.id, None)
 
     def _post(self, act: Callable[[], None]) -> None:
-        """Have the engine's thread do something between two steps."""
+        """Run a function in the engine's thread between two steps."""
         with self._wake:
             if self._stopped is not None or self._thread is None:
                 raise EngineStopped(self._stopped or "the engine has not been started; use `async with`")
@@ -274,7 +274,7 @@ class TinyEngine:
             self._wake.notify()
 
     async def _ask(self, act: Callable[[], _T]) -> _T:
-        """Have the engine's thread do something, and wait for its answer."""
+        """Run a function in the engine's thread, and wait for its result."""
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._post(lambda: _settle(answer, act()))
         self._asked.add(answer)
@@ -302,7 +302,7 @@ class TinyEngine:
                 self._stopped = why
             for answer in list(self._asked):
                 _settle(answer, EngineStopped(why))
-            # Those that have not ended wake up to find the engine stopped.
+            # Waiting callers wake up and find the engine stopped.
             self._wake_up(list(self._known.values()))
 
     def _next_acts(self) -> list[Callable[[], None]]:
@@ -321,7 +321,7 @@ class TinyEngine:
         self._wake_up(requests)
 
     def _tell(self, requests: list[Request]) -> None:
-        """Wake the callers that wait for a piece, or for an end that has come."""
+        """Wake the callers that wait for a piece, or whose request has ended."""
         self._wake_up([request for request in requests if request.streams or request.finish is not None])
 
     def _wake_up(self, requests: list[Request]) -> None:
@@ -330,7 +330,7 @@ class TinyEngine:
             events = [request.changed for request in requests if request.loop is loop]
             try:
                 loop.call_soon_threadsafe(_set_all, events)
-            except RuntimeError:  # the loop was closed, and nobody waits there any more
+            except RuntimeError:  # the loop was closed, so no caller waits
                 self._batch.abort([request for request in requests if request.loop is loop])
 
 
@@ -340,7 +340,7 @@ def _set_all(events: Iterable[asyncio.Event]) -> None:
 
 
 def _settle(answer: "asyncio.Future[_T]", value: _T | EngineStopped) -> None:
-    """Give an answer to whoever waits for it in another thread."""
+    """Set the result of a future that another thread's event loop waits for."""
 
     def give() -> None:
         if answer.done():
@@ -354,5 +354,5 @@ def _settle(answer: "asyncio.Future[_T]", value: _T | EngineStopped) -> None:
 
 
 def _shape(config: ModelConfig) -> ModelConfig:
-    """What weights must have in common to follow each other; what ends a turn may differ."""
+    """The part of a config that new weights must share; the ids that end a turn may differ."""
     return msgspec.structs.replace(config, eos_ids=())

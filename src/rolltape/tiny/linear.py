@@ -1,8 +1,8 @@
 """Matrix products whose rows do not depend on which other rows are computed with them.
 
-BLAS picks its kernel, and with it the order of additions, by the shape of a product, so a row's last bits
-change with the size of the batch. Here every product is cut into blocks of fixed depth and width, and is
-asked for in a few row counts only, those that are shown to agree bit for bit on this machine.
+BLAS chooses its kernel, and so the order of additions, by the shape of a product. So a row's last bits change with
+the size of the batch. Here every product is cut into blocks of fixed depth and width, and only a few row counts are
+used, for which equal bits were shown on this machine.
 """
 
 import math
@@ -16,8 +16,8 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-not-found,
 
 from rolltape.tiny.checkpoint import Floats
 
-# A few rows times 256 × 64 stay within OpenBLAS's kernels for small matrices, which read the weights once, in
-# order and unpacked; a lone row, doubled, then costs about what a matrix-vector product does.
+# A few rows times 256 × 64 use OpenBLAS's kernels for small matrices, which read the weights once, in order and
+# unpacked. A single row, doubled, then costs about as much as a matrix-vector product.
 BLOCK_DEPTH = 256
 BLOCK_WIDTH = 64
 _ROW_COUNTS = (2, 4, 8, 16, 32, 64, 128)
@@ -26,9 +26,9 @@ _REFERENCE = 4
 
 @cache
 def proven_row_counts(depth: int) -> tuple[int, ...]:
-    """The row counts, ascending, in which a row times a block gives the same bits wherever it stands.
+    """The row counts, ascending, for which a row times a block has the same bits at every position.
 
-    Only (1,) where this BLAS treats the rows of one product differently.
+    Only (1,) if this BLAS treats the rows of one product differently.
     """
     rng = np.random.default_rng(depth)
     most = _ROW_COUNTS[-1]
@@ -42,7 +42,7 @@ def proven_row_counts(depth: int) -> tuple[int, ...]:
         return result
 
     orders = [rng.permutation(len(rows)) for _ in range(3)]
-    with one_blas_thread():  # as they will be used
+    with one_blas_thread():  # as in real use
         expected = product(np.arange(len(rows)), _REFERENCE)
         proven = [
             count for count in _ROW_COUNTS if all(np.array_equal(product(order, count), expected) for order in orders)
@@ -53,12 +53,11 @@ def proven_row_counts(depth: int) -> tuple[int, ...]:
 class WeightArena:
     """One array for the weights of many products.
 
-    numpy asks the system for large pages where an array is large, and a pass over all weights then takes
-    about half the time.
+    numpy requests large pages for a large array, and a pass over all weights then takes about half the time.
     """
 
     def __init__(self, shapes: list[tuple[int, int]]) -> None:
-        """For matrices of these (outputs, inputs)."""
+        """`shapes` are the (outputs, inputs) of the matrices."""
         self._floats: Floats = np.empty(sum(math.prod(_blocks(*shape)) for shape in shapes), dtype=np.float32)
         self._taken = 0
 
@@ -70,7 +69,7 @@ class WeightArena:
 
 
 def _blocks(outputs: int, inputs: int) -> tuple[int, int, int, int]:
-    """How a matrix is cut: (blocks along its inputs, blocks along its outputs, depth, width)."""
+    """The blocks of a matrix: (blocks along its inputs, blocks along its outputs, depth, width)."""
     deep = -(-inputs // BLOCK_DEPTH)
     return deep, -(-outputs // BLOCK_WIDTH), -(-inputs // deep), BLOCK_WIDTH
 
@@ -79,7 +78,7 @@ class Linear:
     """One or more weight matrices of the same input, applied as one: `linear(rows)` is rows @ concat(weights).T."""
 
     def __init__(self, *weights: Floats, room: WeightArena | None = None) -> None:
-        """Take matrices of shape (outputs, inputs), as checkpoints store them."""
+        """The weights have the shape (outputs, inputs), as in checkpoints."""
         self.inputs = weights[0].shape[1]
         self.outputs = sum(len(weight) for weight in weights)
         room = WeightArena([(self.outputs, self.inputs)]) if room is None else room
@@ -130,9 +129,9 @@ _before: list[int] = []
 
 @contextmanager
 def one_blas_thread() -> Iterator[Callable[[], None]]:
-    """Limit BLAS to one thread in the whole process; the last user to end gives the threads back.
+    """Limit BLAS to one thread in the whole process; the last user restores the threads.
 
-    Yields what makes it hold again, cheap enough for every step: others in the process may change it.
+    Yields a function that sets the limit again, cheap enough for every step, since other code may change it.
     """
     global _users, _before
     libraries = ThreadpoolController().select(user_api="blas").lib_controllers
@@ -155,5 +154,5 @@ def one_blas_thread() -> Iterator[Callable[[], None]]:
             for library, threads in zip(libraries, _before, strict=False):
                 if _users == 0:
                     library.set_num_threads(threads)
-                # From version 3.8 on, only the thread that set a limit first may change it until it lets go.
+                # From version 3.8 on, only the thread that first set a limit may change it, until it releases control.
                 getattr(library, "clear_controlling_thread", lambda: None)()

@@ -13,20 +13,20 @@ from rolltape.tiny.linear import Linear, WeightArena
 
 
 class _Layer(NamedTuple):
-    """One layer's weights. The norms before `qkv` and `gate_up` are multiplied into those."""
+    """One layer's weights. The norms before `qkv` and `gate_up` are multiplied into them."""
 
     qkv: Linear
-    head_norms: Floats  # (heads + kv_heads, head_dim): the query norms with the attention scale in them, the keys'
+    head_norms: Floats  # (heads + kv_heads, head_dim): the query norms with the attention scale, then the key norms
     out: Linear
-    gate_up: Linear  # negated, both of them: their product is the same, and exp(-gate) needs no step of its own
+    gate_up: Linear  # both negated: their product is the same, and exp(-gate) needs no extra step
     down: Linear
 
 
 class Qwen3:
-    """The weights of one version. Immutable but for its table of rotations, which only grows."""
+    """The weights of one version. Immutable except for its table of rotations, which only grows."""
 
     def __init__(self, folder: Path) -> None:
-        """Read a checkpoint folder; raises CheckpointError if it is none, or of another architecture."""
+        """Read a checkpoint folder; raises CheckpointError if it is invalid, or of another architecture."""
         config = self.config = read_config(folder)
         tensors = _Tensors(folder)
         room = WeightArena(_linear_shapes(config))
@@ -35,14 +35,14 @@ class Qwen3:
         embed = tensors.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         head = embed if config.tied else tensors.take("lm_head.weight", config.vocab_size, config.hidden_size)
         self._head = Linear(head, room=room)
-        self._embed = None if config.tied else embed  # None: tied to the head
+        self._embed = None if config.tied else embed  # None if tied to the head
         in_layers = (linear for layer in self._layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
         self.tile = max(linear.tile for linear in (self._head, *in_layers))
         self._safe = all(_scores_are_safe(layer.head_norms, config) for layer in self._layers)
-        self._turns = np.empty((0, 2, config.head_dim), dtype=np.float32)  # by position: cosines, and sines
+        self._turns = np.empty((0, 2, config.head_dim), dtype=np.float32)  # by position: cosines and sines
 
     def forward(self, spans: list[TokenSpan]) -> Floats:
-        """Run the spans through the model, adding to their caches; the logits that they want, in order.
+        """Run the spans through the model and extend their caches. Return the wanted logits in order.
 
         Spans of a single token come first.
         """
@@ -50,12 +50,12 @@ class Qwen3:
         return self._head(states)[:wanted] if wanted else np.empty((0, self.config.vocab_size), dtype=np.float32)
 
     def final_states(self, spans: list[TokenSpan]) -> Floats:
-        """What the output layer is given, in the place of its logits: one row for each that is wanted."""
+        """The inputs of the output layer instead of its logits: one row for each wanted token."""
         states, wanted = self._final_states(spans)
         return states[:wanted]
 
     def _final_states(self, spans: list[TokenSpan]) -> tuple[Floats, int]:
-        """The rows for the output layer, padded, and how many of them are wanted."""
+        """The padded rows for the output layer, and how many of them are wanted."""
         x = self._embedded(self._padded([token for span in spans for token in span.ids]))
         cos, sin = self._rotation(self._padded([place for span in spans for place in range(span.start, span.end)]))
         rows = StepRows(spans, len(x), self.config, safe=self._safe)
@@ -71,7 +71,7 @@ class Qwen3:
         return _unit(x[self._padded(chosen)], eps) * self._final_norm, len(chosen)
 
     def _padded(self, values: list[int]) -> np.ndarray:
-        """Repeat the last entry up to a multiple of the tile; what is computed for it is thrown away."""
+        """Repeat the last entry up to a multiple of the tile; the results for the copies are dropped."""
         return np.array(values + values[-1:] * (-len(values) % self.tile))
 
     def _embedded(self, ids: np.ndarray) -> Floats:
@@ -103,8 +103,8 @@ class Qwen3:
         if last >= len(self._turns):
             dim = self.config.head_dim
             length = min(max(2 * len(self._turns), last + 1, 256), max(self.config.context, last + 1))
-            # Frequencies and angles are rounded to float32, as transformers computes them: at far positions
-            # that rounding is larger than anything else that differs.
+            # Frequencies and angles are rounded to float32, as in transformers: at far positions this rounding is
+            # larger than all other differences.
             frequency = 1 / np.power(np.float32(self.config.rope_theta), np.arange(0, dim, 2, dtype=np.float32) / dim)
             angles = np.outer(np.arange(length, dtype=np.float32), frequency.astype(np.float32)).astype(np.float64)
             cos, sin = np.cos(angles), np.sin(angles)
@@ -114,7 +114,7 @@ class Qwen3:
 
 
 def _unit(x: Floats, eps: float) -> Floats:
-    """Rows over their length, each: RMS norm but for √size, which its weights have in them."""
+    """Each row divided by its length: RMS norm without the factor √size, which is in its weights."""
     length = np.matmul(x[..., None, :], x[..., None])[..., 0]
     length += eps * x.shape[-1]
     np.sqrt(length, out=length)
@@ -130,14 +130,14 @@ def _rotate(x: Floats, cos: Floats, sin: Floats, out: Floats) -> None:
 
 
 def _scores_are_safe(head_norms: Floats, config: ModelConfig) -> bool:
-    """Whether no attention score can overflow exp, nor the sum over a full context; then softmax needs no maximum."""
-    longest = np.abs(head_norms).max(axis=-1)  # of a normed head: its length is 1 before the weights
+    """Whether neither a score nor the sum over a full context can overflow exp, so that softmax needs no maximum."""
+    longest = np.abs(head_norms).max(axis=-1)  # of a normed head, whose length is 1 before the weights
     most = longest[: config.heads].max() * longest[config.heads :].max()
     return bool(most + np.log(config.context) < 80)
 
 
 class _Tensors:
-    """Hands out a checkpoint's tensors, each checked against the shape that the config promises."""
+    """Returns a checkpoint's tensors, each checked against the shape in the config."""
 
     def __init__(self, folder: Path) -> None:
         self._tensors, self._folder = dict(read_tensors(folder)), folder
@@ -156,7 +156,7 @@ class _Tensors:
 
 
 def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """The (outputs, inputs) of every product that `_layer` and the head make."""
+    """The (outputs, inputs) of every product of `_layer` and the head."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     of_layer = [(queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner)]

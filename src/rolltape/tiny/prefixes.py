@@ -1,8 +1,8 @@
-"""Reuse the keys and values of prompts that begin alike, in pieces that are kept across requests.
+"""Reuse the keys and values of prompts that begin alike, in pieces that are cached across requests.
 
-A piece is cut at a fixed place and its bits depend on the ids up to its end alone, so a copy of it is, bit for
-bit, what reading it again would give. What was sampled is fed token by token, in other shapes, and therefore not
-kept: as part of the next prompt it is read again.
+A piece is cut at a fixed place and its bits depend only on the ids up to its end, so a copy is bit for bit equal to
+computing it again. Sampled tokens are fed one by one, in other shapes, so they are not cached: as part of the next
+prompt they are read again.
 """
 
 import math
@@ -15,13 +15,13 @@ import numpy as np
 from rolltape.tiny.attention import Cache, mapped_floats
 from rolltape.tiny.checkpoint import ModelConfig
 
-# A prompt is read in pieces of this size, cut at the same places whatever else runs, so that the shapes of its
-# attention, and with them its bits, are its own.
+# A prompt is read in pieces of this size, always cut at the same places, so that the shapes of its attention, and so
+# its bits, do not depend on other requests.
 PROMPT_PIECE = 128
 
 
 class Prefixes:
-    """The pieces that were read under one set of weights, as many as fit. Used by the engine's thread."""
+    """A cache of pieces that were read under one set of weights. Used by the engine's thread."""
 
     def __init__(self, config: ModelConfig, megabytes: float) -> None:
         piece = (config.layers, 2, config.kv_heads, PROMPT_PIECE, config.head_dim)
@@ -29,7 +29,7 @@ class Prefixes:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all pieces and give their memory back."""
+        """Remove all pieces and free their memory."""
         self._room = mapped_floats(self._shape)
         self._free = list(range(self._shape[0]))
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # by key, the least recently used first
@@ -38,7 +38,7 @@ class Prefixes:
         return len(self._slots)
 
     def keys(self, prompt: list[int]) -> list[bytes]:
-        """A key for each whole piece of a prompt: a digest of the ids up to its end."""
+        """A key for each complete piece of a prompt: a digest of the ids up to its end."""
         keys: list[bytes] = []
         if self._shape[0]:
             for piece in np.array(prompt[: len(prompt) // PROMPT_PIECE * PROMPT_PIECE]).reshape(-1, PROMPT_PIECE):
@@ -46,7 +46,7 @@ class Prefixes:
         return keys
 
     def take(self, keys: Sequence[bytes], first: int, cache: Cache) -> int:
-        """Copy the pieces from the `first` on into a cache, until one is missing; how many there were."""
+        """Copy the pieces from `first` on into a request's cache, until one is missing. Return their number."""
         count = 0
         for index in range(first, len(keys)):
             slot = self._slots.get(keys[index])
@@ -58,11 +58,11 @@ class Prefixes:
         return count
 
     def keep(self, keys: Sequence[bytes], cache: Cache) -> None:
-        """Copy the last piece of these from a cache, in the place of the one that was not used for longest."""
+        """Copy the last of these pieces from a request's cache, in place of the least recently used piece."""
         if keys[-1] not in self._slots:
             if not self._free:
                 oldest = next(iter(self._slots))
-                if oldest in keys:  # the whole room is this prompt's; its beginning is worth more than its end
+                if oldest in keys:  # this prompt fills the whole cache, and its beginning is more useful than its end
                     return
                 self._free.append(self._slots.pop(oldest))
             slot = self._slots[keys[-1]] = self._free.pop()
@@ -70,7 +70,7 @@ class Prefixes:
         self._use(keys)
 
     def _use(self, keys: Sequence[bytes]) -> None:
-        # The first piece last: none outlives one that it follows, without which it would not be found.
+        # The first piece becomes the most recent: a piece is found only with all pieces before it.
         for key in reversed(keys):
             if key in self._slots:
                 self._slots.move_to_end(key)

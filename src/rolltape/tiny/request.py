@@ -1,4 +1,4 @@
-"""One request in progress, and what it returns: pieces while it runs, and a reply at its end."""
+"""One request in progress, and its results: pieces while it runs, and a reply at its end."""
 
 import asyncio
 import secrets
@@ -17,26 +17,26 @@ from rolltape.tiny.text import StopMatch, StopStrings
 
 
 class EngineReply(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A whole reply: everything sampled before it ended, also where it was aborted."""
+    """A complete reply: everything sampled before its end or its abort."""
 
     request_id: str
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, that were read for an earlier request
-    ids: Ids  # a stop id that ended it is the last
+    cached_tokens: int  # tokens of the prompt from the prefix cache
+    ids: Ids  # including a stop id that ended the reply
     raw_logprobs: npt.NDArray[np.float32]
     tempered_logprobs: npt.NDArray[np.float32]  # after temperature, before top-k and top-p
     finish: Finish
-    version: str | None  # of the weights; None: it was aborted before it began
-    seed: int  # the one given, or the one drawn
-    stopped_by: int | str | None = None  # the stop id or stop string; None: it ended otherwise
-    stop_at: int | None = None  # at which byte of the reply the stop string begins
-    top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()  # per id, if asked for
-    prompt_logprobs: tuple[float | None, ...] = ()  # raw; None for the first id, which nothing precedes
+    version: str | None  # of the weights; None if it was aborted before it began
+    seed: int  # the requested or the random one
+    stopped_by: int | str | None = None  # the stop id or stop string, or None
+    stop_at: int | None = None  # the byte of the reply at which the stop string begins
+    top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()  # per id, if requested
+    prompt_logprobs: tuple[float | None, ...] = ()  # raw; None for the first id
     prompt_top_logprobs: tuple[tuple[TopLogprob, ...], ...] = ()
     error: str | None = None
 
     def logprobs(self, kind: LogprobKind) -> npt.NDArray[np.float32]:
-        """The logprobs of the sampled ids, of that kind; ValueError for a kind that this engine has not."""
+        """The logprobs of the sampled ids of this kind; raises ValueError for a kind that this engine lacks."""
         match kind:
             case LogprobKind.RAW:
                 return self.raw_logprobs
@@ -47,7 +47,7 @@ class EngineReply(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sampled since the last piece. The last one carries the whole reply."""
+    """The ids sampled since the last piece. The last piece has the complete reply."""
 
     request_id: str
     start: int  # how many ids came before
@@ -58,11 +58,11 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     kept_ids: tuple[KeptIds | None, ...]  # per id, if asked for
     version: str | None
     cached_tokens: int
-    reply: EngineReply | None = None  # None: it goes on
+    reply: EngineReply | None = None  # None while it continues
 
 
 class VersionedModel(NamedTuple):
-    """A model under the version that was announced for it, and what of prompts was read with it."""
+    """A model with its announced version, and its prefix cache."""
 
     model: Qwen3
     version: str
@@ -70,7 +70,7 @@ class VersionedModel(NamedTuple):
 
 
 class Request:
-    """Written by the engine's thread alone; others read it. Lists only grow, and `finish` is set last."""
+    """A request. Only the engine's thread writes it; others read. Lists only grow, and `finish` is set last."""
 
     def __init__(
         self,
@@ -87,15 +87,15 @@ class Request:
         self.sampling = sampling
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self.draws = Draws(self.seed, len(prompt))
-        self.streams = streams  # false: only the end is of interest
+        self.streams = streams  # False if only the end is needed
         self.loop = asyncio.get_running_loop()
         self.changed = asyncio.Event()
 
         self.weights: VersionedModel | None = None
         self.cache: Cache | None = None
         self.fed = 0  # tokens of prompt and reply that are in the cache
-        self.cached = 0  # those of the prompt that were taken over, not read
-        self._keys: list[bytes] = []  # of the prompt's whole pieces
+        self.cached = 0  # tokens of the prompt that were copied instead of read
+        self._keys: list[bytes] = []  # of the prompt's complete pieces
         self.ids: list[int] = []
         self.raw: list[float] = []
         self.tempered: list[float] = []
@@ -120,7 +120,7 @@ class Request:
         self._keys = weights.prefixes.keys(self.prompt)
 
     def take_over(self) -> bytes | None:
-        """Skip what was read before, for any request; the key of the piece to read next, if others may wait for it."""
+        """Copy cached pieces instead of reading them. Return the key of the piece to read next, if it can be cached."""
         assert self.weights is not None
         assert self.cache is not None
         first = self.sampling.prompt_logprobs_from
@@ -132,7 +132,7 @@ class Request:
         return keys[at + taken] if at + taken < len(keys) else None
 
     def keep(self) -> None:
-        """Let others take over the piece of the prompt that was read last, if it is a whole one."""
+        """Cache the piece of the prompt that was read last, if it is complete."""
         assert self.weights is not None
         assert self.cache is not None
         if self._keys and self.fed % PROMPT_PIECE == 0:
@@ -150,13 +150,13 @@ class Request:
         """For how many of the last tokens before `stop` logits are needed."""
         first = self.sampling.prompt_logprobs_from
         if first is not None:
-            # The logits that say how likely a token was are those of the token before it.
+            # The logits for a token are those of the token before it.
             wanted = stop - max(self.fed, first - 1, 0)
             return max(wanted, int(stop == len(self.prompt)))
         return int(stop == len(self.prompt))
 
     def accept(self, choice: SampledToken, context: int) -> None:
-        """Take the sampled id and see whether it ends the reply."""
+        """Add the sampled id and check whether it ends the reply."""
         self.raw.append(choice.raw)
         self.tempered.append(choice.tempered)
         self.tops.append(choice.top)
@@ -178,7 +178,7 @@ class Request:
         self.finish = finish
 
     def piece(self, start: int) -> Piece:
-        """What came after the first `start` ids, with the reply if it has ended."""
+        """The piece after the first `start` ids, with the reply if it has ended."""
         ended = self.finish is not None
         stop = len(self.ids)
         return Piece(

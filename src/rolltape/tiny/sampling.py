@@ -18,13 +18,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
-    top_k: int | None = None  # None: all
-    seed: int | None = None  # None: drawn afresh
+    top_k: int | None = None  # None for all
+    seed: int | None = None  # None for a random one
     max_tokens: int = 128
-    stop_ids: tuple[int, ...] | None = None  # None: what ends a turn by the checkpoint; (): nothing
+    stop_ids: tuple[int, ...] | None = None  # None for those of the checkpoint; () for none
     stop_strings: tuple[str, ...] = ()
-    top_logprobs: int = 0  # so many most likely ids are reported at each place
-    prompt_logprobs_from: int | None = None  # report the prompt's own logprobs from this place on
+    top_logprobs: int = 0  # how many of the most likely ids are reported at each place
+    prompt_logprobs_from: int | None = None  # report the prompt's logprobs from this place on
     kept_ids: bool = False  # report the ids that top-k and top-p kept at each place
 
     def __post_init__(self) -> None:
@@ -48,15 +48,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by; a greedy request's logprobs are those at temperature 1."""
+        """The divisor of logits; a greedy request's logprobs are those at temperature 1."""
         return 1.0 if self.greedy else self.temperature
 
 
 class Draws:
-    """One uniform number per position, a function of seed and position alone.
+    """One uniform number per position, which depends only on seed and position.
 
-    Counted from the beginning of the prompt, so that a reply which is interrupted and continued from prompt
-    plus partial output draws what it would have drawn.
+    Positions count from the beginning of the prompt, so an interrupted reply that continues from prompt plus partial
+    output uses the same numbers.
     """
 
     def __init__(self, seed: int, position: int) -> None:
@@ -83,26 +83,26 @@ class KeptIds(NamedTuple):
     """The ids that top-k and top-p kept at a place, of which one was sampled."""
 
     ids: tuple[int, ...]
-    log_share: float  # of their probability together, after temperature; 0 where the likeliest id was taken
+    log_share: float  # of their joint probability, after temperature; 0 for greedy sampling
 
 
 class SampledToken(NamedTuple):
-    """A sampled id with its logprob before and after the temperature, and the most likely ones if asked for."""
+    """A sampled id with its logprob before and after the temperature, and the most likely ids if requested."""
 
     id: int
     raw: float
     tempered: float
     top: tuple[TopLogprob, ...]
-    kept: KeptIds | None = None  # None: not asked for, or nothing was cut off
+    kept: KeptIds | None = None  # None if not requested, or if no id was excluded
 
 
 class Softmax:
-    """Logits as probabilities, row by row; a row's bits are its own."""
+    """Logits as probabilities, row by row; a row's bits do not depend on other rows."""
 
     def __init__(self, logits: Floats) -> None:
         self._logits = logits
         self._top: Floats = logits.max(axis=-1, keepdims=True)
-        self.weights: Floats = logits - self._top  # in proportion to the probabilities
+        self.weights: Floats = logits - self._top  # proportional to the probabilities
         np.exp(self.weights, out=self.weights)
         self._log_total: Floats = np.log(self.weights.sum(axis=-1, keepdims=True))
 
@@ -113,18 +113,18 @@ class Softmax:
         return float(self._logits[row, token] - self._top[row, 0] - self._log_total[row, 0])
 
     def logprobs(self, row: int) -> Floats:
-        """Those of all ids."""
+        """The logprobs of all ids."""
         logprobs: Floats = self._logits[row] - self._top[row] - self._log_total[row]
         return logprobs
 
     def kept_ids(self, row: int, ids: npt.NDArray[np.intp]) -> KeptIds:
-        """These ids, with the probability that they have together."""
+        """These ids, with their joint probability."""
         log_share = math.log(self.weights[row, ids].sum(dtype=np.float64)) - float(self._log_total[row, 0])
         return KeptIds(tuple(ids.tolist()), log_share)
 
 
 def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> list[SampledToken | None]:
-    """Sample one id per row, each under its own parameters; None where the logits are not finite."""
+    """Sample one id per row, each with its own parameters; None for rows with logits that are not finite."""
     divisors = [sampling.divisor for sampling in samplings]
     with np.errstate(invalid="ignore"):
         raw = tempered = Softmax(logits)
@@ -151,9 +151,9 @@ def choose(logits: Floats, samplings: list[Sampling], draws: list[Draws]) -> lis
 
 
 def pick(weights: npt.NDArray[np.floating[Any]], ids: npt.NDArray[np.intp] | None, uniform: float) -> int:
-    """The id at a uniform number's place among the weights of those that may be sampled; None: of all."""
+    """The id for a uniform number, by the weights of the ids that may be sampled; None for all ids."""
     heights = np.cumsum(weights if ids is None else weights[ids], dtype=np.float64)
-    # Rounding may put the product on the last height; the last id with any weight is meant then.
+    # Rounding may put the product on the last height; then it means the last id with a weight.
     place = int(heights.searchsorted(uniform * heights[-1], side="right"))
     if place == len(heights):
         place = int(heights.searchsorted(heights[-1], side="left"))
@@ -161,9 +161,9 @@ def pick(weights: npt.NDArray[np.floating[Any]], ids: npt.NDArray[np.intp] | Non
 
 
 def kept(weights: npt.NDArray[np.floating[Any]], sampling: Sampling) -> npt.NDArray[np.intp] | None:
-    """The ids that may be sampled, ascending; None: all.
+    """The ids that may be sampled, ascending, or None for all.
 
-    Top-k first, ties with the k-th kept; then, of what that leaves, the fewest ids whose share reaches top-p.
+    First top-k, with all ties of the k-th id; then, of these, the fewest ids whose share reaches top-p.
     """
     ids: npt.NDArray[np.intp] | None = None
     if sampling.top_k is not None and sampling.top_k < len(weights):
@@ -172,7 +172,7 @@ def kept(weights: npt.NDArray[np.floating[Any]], sampling: Sampling) -> npt.NDAr
     if sampling.top_p < 1:
         weights = weights if ids is None else weights[ids]
         total = weights.sum(dtype=np.float64)
-        # Ids this light cannot be needed, even all together; not sorting them is most of the time saved.
+        # Ids with less weight are not needed, even all together; most of the time is saved by not sorting them.
         heavy = np.flatnonzero(weights > (1 - sampling.top_p) * total / len(weights) * 0.999)
         order = heavy[np.argsort(-weights[heavy], kind="stable")]
         count = int(np.searchsorted(np.cumsum(weights[order], dtype=np.float64), sampling.top_p * total)) + 1

@@ -1,4 +1,4 @@
-"""The text of token ids as it grows, decoded by bytes, since a token may end inside a character."""
+"""The growing text of token ids, decoded by bytes, since a token may end inside a character."""
 
 import codecs
 import warnings
@@ -25,12 +25,12 @@ class TokenTexts:
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; special tokens spelled in it become those."""
+        """The ids of a text; spelled-out special tokens are encoded as such."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """What an id stands for; nothing, where the tokenizer has no such id though the model does."""
+        """The bytes of an id; empty if the model has the id but the tokenizer does not."""
         known = self._bytes.get(token)
         if known is None:
             written = self._tokenizer.id_to_token(token)
@@ -41,7 +41,7 @@ class TokenTexts:
         return token in self._special
 
     def decode(self, ids: list[int], *, skip_special: bool = False, until: int | None = None) -> str:
-        """The text of ids, bytes that are no UTF-8 replaced; `until` cuts after so many bytes of all of them."""
+        """The text of ids, with invalid UTF-8 replaced; `until` cuts after this number of bytes of all ids."""
         parts, at = [], 0
         for token in ids:
             data = self.token_bytes(token)
@@ -51,20 +51,20 @@ class TokenTexts:
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def text_of(self, ids: list[int], **options: Any) -> str:
-        """The name of `decode` in 0.1, which goes with 0.3."""
+        """The name of `decode` in 0.1; removed in 0.3."""
         warnings.warn("TokenTexts.text_of is now TokenTexts.decode", DeprecationWarning, stacklevel=2)
         return self.decode(ids, **options)
 
 
 class StopMatch(NamedTuple):
-    """A stop string that was found, and at which byte of the reply it begins."""
+    """A stop string that was found, and the byte of the reply at which it begins."""
 
     string: str
     at: int
 
 
 class StopStrings:
-    """Watches a growing reply for stop strings. The earliest match counts, and the longest there."""
+    """Finds stop strings in a growing reply. The earliest match counts; of several there, the longest."""
 
     def __init__(self, texts: TokenTexts, strings: tuple[str, ...]) -> None:
         self._texts = texts
@@ -74,7 +74,7 @@ class StopStrings:
         self._seen = 0  # bytes before the tail
 
     def add(self, token: int) -> StopMatch | None:
-        """Take the next id, special ones included; the match that it completes."""
+        """Add the next id, special or not. Return the match that it completes, if any."""
         tail = self._tail + self._texts.token_bytes(token)
         found = [(at, -len(data), string) for string, data in self._strings if (at := tail.find(data)) >= 0]
         if found:
@@ -87,7 +87,7 @@ class StopStrings:
 
 
 class GrowingText:
-    """The text of ids as they come; a character is given out when its last byte is there."""
+    """The text of ids as they come; a character is returned with its last byte."""
 
     def __init__(self, texts: TokenTexts, *, skip_special: bool) -> None:
         self._texts = texts
@@ -95,18 +95,18 @@ class GrowingText:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, token: int) -> str:
-        """The characters that this id completes."""
+        """Add an id, and return the characters that it completes."""
         if self._skip_special and self._texts.is_special(token):
             return ""
         return self._decoder.decode(self._texts.token_bytes(token))
 
     def end(self) -> str:
-        """What is left: a replacement character where the reply ends inside a character."""
+        """The rest: a replacement character if the reply ends inside a character."""
         return self._decoder.decode(b"", final=True)
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 up."""
+    """GPT-2's alphabet: printable bytes are written as themselves, others as characters from 256 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -116,7 +116,7 @@ _BYTES = _byte_of_char()
 
 
 def _to_bytes(token: str) -> bytes:
-    # An added token may hold characters outside the alphabet (a space, say); it then stands for its own text.
+    # An added token may have characters outside the alphabet, such as a space; then it is its own text.
     if all(char in _BYTES for char in token):
         return bytes(_BYTES[char] for char in token)
     return token.encode()

@@ -1,1 +1,1 @@
-"""The web page over runs: its server, its answers and its built files. It reads runs, and writes only their index."""
+"""The web page for runs: its server, its answers and its built files. It writes only the index, tags and notes."""

@@ -1,4 +1,4 @@
-"""Tags and notes that people write in the page → events on the tape; and those of a whole run, for its panel."""
+"""Write the page's tags and notes as events to the tape, and list those of a whole run for its panel."""
 
 import os
 import sqlite3
@@ -14,7 +14,7 @@ from rolltape.tape.stored import Key
 from rolltape.view.answers import to_plain
 from rolltape.view.served_runs import ServedRun
 
-if TYPE_CHECKING:  # what writes takes as long to import as the first page takes
+if TYPE_CHECKING:  # the import of the writer takes as long as the first page
     from rolltape.records.rollout import Rollout
     from rolltape.tape.recording.tape import Tape
 
@@ -23,15 +23,15 @@ _MOST_LISTED = 200
 
 
 class AnnotationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the page asks to write about one try of a rollout: tags to add and take away, or one note."""
+    """The page's request to annotate one try of a rollout: tags to add and remove, or one note."""
 
-    by: str | None = None  # None: the author that the server was started with
+    by: str | None = None  # None for the author that the server was started with
     turn: str | None = None
     tokens: TokenRange | None = None
     add_tags: list[str] = []
     remove_tags: list[str] = []
-    note: str | None = None  # the id of a note that is there; None: a new one
-    text: str | None = None  # of the note; None: take it back
+    note: str | None = None  # the id of an existing note; None for a new one
+    text: str | None = None  # of the note; None to remove it
 
 
 class RunAnnotator:
@@ -43,7 +43,7 @@ class RunAnnotator:
         self._tape: Tape | None = None
 
     def write(self, asked: AnnotationRequest, rollout: "Rollout", author: str) -> None:
-        """Append what is asked for. Raises NoAnswer."""
+        """Append the requested events. Raises NoAnswer."""
         if (why := why_read_only(self._run)) is not None:
             raise NoAnswer(why, 409)
         by = (asked.by or "").strip() or author
@@ -89,7 +89,7 @@ class RunAnnotator:
 
 
 def why_read_only(run: ServedRun) -> str | None:
-    """Why nothing can be written to a run; None: it can."""
+    """Why nothing can be written to a run, or None."""
     if run.path is None:
         return f"{run.location} holds published shards; serve the run's own directory to annotate it"
     for folder in (run.path, run.path / "journals"):
@@ -99,12 +99,12 @@ def why_read_only(run: ServedRun) -> str | None:
 
 
 def build_annotations(annotations: Annotations) -> dict[str, Any]:
-    """The tags and notes of one rollout, as the page has them."""
+    """The tags and notes of one rollout for the page."""
     return {"tags": to_plain(annotations.tags), "notes": to_plain(annotations.notes)}
 
 
 def build_notes(held: dict[Key, Annotations], names: dict[Key, dict[str, Any]]) -> dict[str, Any]:
-    """The notes, and the tags that people gave, of a whole run: the newest first, and how many there are."""
+    """The notes and the tags by people of a whole run, the newest first, and their number."""
     found = [
         {**names[key], "kind": kind, **to_plain(one)}
         for key, annotations in held.items()

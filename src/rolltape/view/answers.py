@@ -1,4 +1,4 @@
-"""Parse what several of the page's queries have in common, and encode answers as JSON."""
+"""Parse the common parts of the page's queries, and encode answers as JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from rolltape.errors import NoAnswer
 from rolltape.records.policy import PRESETS, CutPolicy
 
 MOST_ROWS = 500  # of one page of a table
-to_plain = msgspec.to_builtins  # a record as an answer has it
+to_plain = msgspec.to_builtins  # a record as plain values
 
 
 def parse_number(query: Mapping[str, str], name: str) -> float | None:
-    """A number in a query; None: there is none."""
+    """A number in a query, or None."""
     given = query.get(name)
     if not given:
         return None
@@ -24,7 +24,7 @@ def parse_number(query: Mapping[str, str], name: str) -> float | None:
 
 
 def parse_count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
-    """A whole number in a query, 0 to `most`."""
+    """An integer in a query, from 0 to `most`."""
     given = query.get(name)
     if not given:
         return default
@@ -34,13 +34,13 @@ def parse_count(query: Mapping[str, str], name: str, default: int, most: int) ->
 
 
 def parse_page(query: Mapping[str, str]) -> slice:
-    """The rows that a query asks for: `limit` of them from `offset` on."""
+    """The requested rows of a query: `limit` of them from `offset` on."""
     offset = parse_count(query, "offset", 0, 2**31)
     return slice(offset, offset + parse_count(query, "limit", 100, MOST_ROWS))
 
 
 def parse_sort(sort: str, sorts: Iterable[str]) -> tuple[str, bool]:
-    """What rows are sorted by, and whether the largest come first: a "-" before the name says so."""
+    """The column to sort by, and whether the largest come first, which a "-" before the name requests."""
     name = sort.removeprefix("-")
     if name not in sorts:
         raise NoAnswer(
@@ -58,7 +58,7 @@ def parse_policy(name: str | None) -> CutPolicy:
 
 
 def parse_step(query: Mapping[str, str]) -> int | None:
-    """The step in a query; None: all steps."""
+    """The step in a query, or None for all steps."""
     step = parse_number(query, "step")
     if step is None:
         return None

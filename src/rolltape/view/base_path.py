@@ -24,7 +24,7 @@ def parse_base_path(given: str) -> str:
 
 
 def add_routes_below(app: web.Application, base: str, routes: Sequence[web.RouteDef]) -> None:
-    """Add routes at the root and below a base path: a proxy may remove it from what it asks for, or leave it there."""
+    """Add routes at the root and below a base path, since a proxy may remove the path from requests, or keep it."""
     app[BASE_PATH] = base
     if base:
         app.add_routes([web.RouteDef(one.method, base + one.path, one.handler, one.kwargs) for one in routes])
@@ -37,5 +37,5 @@ def path_below(request: web.Request) -> str:
 
 
 def without_base(path: str, base: str) -> str:
-    """A path without the base path, if it begins with that."""
+    """A path without the base path, if it begins with the base path."""
     return path[len(base) :] or "/" if path == base or path.startswith(f"{base}/") else path

@@ -1,4 +1,4 @@
-"""`ViewGuard` decides who may see the page: on loopback requests by a local name, elsewhere those with the key."""
+"""`ViewGuard` decides which requests may see the page: on loopback those to a local name, else those with the key."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +13,7 @@ from rolltape.view.page_files import page_files
 from rolltape.view.rights import AnnotateRight, Share, ShareLinks, other_site
 
 _COOKIE = "rolltape_view_"
-_OWN_SITES = ("same-origin", "none")  # the page itself, and an address that was typed in
+_OWN_SITES = ("same-origin", "none")  # the page itself, and typed addresses
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -30,21 +30,21 @@ class ViewGuard:
     """Admits or refuses each request."""
 
     def __init__(self, key: str | None, annotate: AnnotateRight | None = None) -> None:
-        self._key = key or None  # None: the server is on loopback, and asks for none
-        self.annotate = annotate  # None: nobody may
+        self._key = key or None  # None if the server is on loopback and needs none
+        self.annotate = annotate  # None if the page is read-only
         self.shares = None if self._key is None else ShareLinks(self._key)
-        # The cookie opens this server alone, and does not reveal the key. Its name differs between two servers on one
-        # host, since browsers share cookies between ports.
+        # The cookie works only for this server, and does not reveal the key. Its name differs between two servers on
+        # one host, since browsers share cookies between ports.
         self._ticket = sha256(_bytes(f"rolltape view {key}")).hexdigest()
         self._cookie = _COOKIE + sha256(_bytes(self._ticket)).hexdigest()[:8]
 
     def refusal(self, request: web.Request) -> str | None:
-        """Why a request is refused; None: it may pass."""
+        """Why a request is refused, or None."""
         site, mode = (request.headers.get(f"Sec-Fetch-{name}") for name in ("Site", "Mode"))
         if site is not None and site not in _OWN_SITES and mode != "navigate":
             return "a page of another site asked for this; open the address itself"
         if self._key is None:
-            # A page whose own name resolves to this machine still asks by that name.
+            # A page whose host name resolves to this machine still sends that name.
             if not is_loopback(host_in(f"//{request.host}")):
                 return f"asked as {request.host[:80]!r}; ask as localhost or 127.0.0.1, or start it with --key"
             return None
@@ -53,11 +53,11 @@ class ViewGuard:
         return "give the key that `rolltape view` was started with, as ?key=…"
 
     def shared(self, request: web.Request) -> list[Share]:
-        """The rollouts that a request may see by links."""
+        """The rollouts that a request may see through links."""
         return [] if self.shares is None else self.shares.held(request)
 
     def may_annotate(self, request: web.Request) -> bool:
-        """Whether a request comes from a browser that was given the right to annotate."""
+        """Whether a request comes from a browser with the right to annotate."""
         return self.annotate is not None and self.annotate.is_held(request)
 
     def require_annotate(self, request: web.Request) -> AnnotateRight:
@@ -69,7 +69,7 @@ class ViewGuard:
         return self.annotate
 
     def require_share(self, request: web.Request) -> ShareLinks:
-        """What signs links to one rollout, for a request with the key itself. Raises NoAnswer."""
+        """The signer of links to one rollout, for a request with the key itself. Raises NoAnswer."""
         if self.shares is None:
             raise NoAnswer("links are signed with a key; start `rolltape view` with --key to share a rollout", 403)
         if not self.has_key(request):
@@ -86,7 +86,7 @@ class ViewGuard:
         return self._key is not None and same_key(given, self._key)
 
     def redirect_with_cookie(self, request: web.Request) -> web.Response | None:
-        """Move what a link carries from the address into cookies; None: it carries nothing. Raises NoAnswer."""
+        """Move a link's rights from the address into cookies; None if the address has none. Raises NoAnswer."""
         carried = {name: request.query[name] for name in ("key", "share", "annotate") if request.query.get(name)}
         if not carried or path_below(request).startswith("/api/") or request.method != "GET":
             return None
@@ -100,7 +100,7 @@ class ViewGuard:
 
     def _set_cookies(self, answer: web.Response, carried: Mapping[str, str], path: str) -> None:
         set_cookie = partial(answer.set_cookie, httponly=True, path=path)
-        # Not "Strict" for what only lets read: links from elsewhere should open with the cookie.
+        # Not "Strict" for rights that only allow reading: links from other sites should work with the cookie.
         if self._is_key(carried.get("key", "")):
             set_cookie(self._cookie, self._ticket, samesite="Lax")
         if self.shares is not None and (share := self.shares.read(carried.get("share", ""))) is not None:

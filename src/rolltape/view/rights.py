@@ -1,4 +1,4 @@
-"""Rights that links carry: to annotate, for who opens one first, and to see one rollout until the link expires."""
+"""The rights of links: to annotate, for the first browser that opens it, and to see one rollout until it expires."""
 
 import base64
 import binascii
@@ -17,9 +17,9 @@ from rolltape.view.base_path import BASE_PATH, without_base
 WRITE_HEADER = "X-Rolltape-Write"
 _COOKIE = "rolltape_annotate_"
 _SHARE_COOKIE = "rolltape_share_"
-_MOST_CODES = 100  # links that nobody has opened yet
+_MOST_CODES = 100  # unopened links
 _ROLLOUT = "/api/{r}/rollouts/{id}"
-# What a shared rollout consists of, by the routes that answer with it.
+# The routes with the parts of a shared rollout.
 _SHARED = {
     _ROLLOUT,
     f"{_ROLLOUT}/raw",
@@ -35,14 +35,14 @@ class AnnotateRight:
     """Gives browsers the right to annotate, each by a link that works once, and recognizes them by a cookie."""
 
     def __init__(self, author: str) -> None:
-        self.author = author  # unless the page names another
+        self.author = author  # if the page names no other
         self._codes: dict[str, None] = {}
-        self._holders: set[str] = set()  # of each cookie its hash
-        # Browsers share cookies between ports; the name tells this server's from others.
+        self._holders: set[str] = set()  # hashes of cookies
+        # Browsers share cookies between ports, so each server's cookie has another name.
         self.cookie = _COOKIE + secrets.token_hex(4)
 
     def new_code(self) -> str:
-        """What a link carries. Of many that nobody opens the oldest end."""
+        """A new code for a link. If many are unopened, the oldest expire."""
         code = secrets.token_urlsafe(24)
         self._codes[code] = None
         while len(self._codes) > _MOST_CODES:
@@ -50,7 +50,7 @@ class AnnotateRight:
         return code
 
     def exchange(self, code: str) -> str | None:
-        """The value of a cookie for a code, which it ends; None: the code has been used, or never was one."""
+        """Exchange a code for the value of a cookie; None if the code was used before, or is invalid."""
         found = [known for known in self._codes if same_key(code, known)]
         if not found:
             return None
@@ -65,7 +65,7 @@ class AnnotateRight:
         return any(same_key(given, one) for one in self._holders)
 
     def refusal(self, request: web.Request) -> str | None:
-        """Why a request to write is refused; None: it may pass."""
+        """Why a request to write is refused, or None."""
         if not self.is_held(request):
             return "this browser may only read; open the link that `rolltape view --annotate` printed"
         return other_site(request)
@@ -74,12 +74,12 @@ class AnnotateRight:
 class Share(msgspec.Struct, frozen=True, array_like=True):
     """One rollout that a link opens, until it expires."""
 
-    r: str  # the run, as addresses name it
+    r: str  # the run's name in addresses
     rollout: str
     expires_s: int  # since the epoch
 
     def opens(self, request: web.Request, files: Callable[[str], bool]) -> bool:
-        """Whether a request asks for this rollout and nothing else; `files` knows the page's own files."""
+        """Whether a request is only for this rollout; `files` returns whether a path is one of the page's own files."""
         resource = request.match_info.route.resource
         asked = "" if resource is None else without_base(resource.canonical, request.app[BASE_PATH])
         if request.method not in ("GET", "HEAD"):
@@ -94,19 +94,19 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShareLinks:
-    """Signs links that open one rollout, and checks them. Whoever has the server's key can make the same."""
+    """Signs links that open one rollout, and checks them. They depend only on the server's key."""
 
     def __init__(self, key: str, now: Callable[[], float] = time.time) -> None:
         self._secret = sha256(f"rolltape share {key}".encode("utf-8", "surrogatepass")).digest()
         self._now = now
 
     def sign(self, share: Share) -> str:
-        """A share as a text that nobody without the key can make."""
+        """A share as a signed text, which cannot be made without the key."""
         payload = msgspec.json.encode(share)
         return f"{_to_text(payload)}.{_to_text(self._signature(payload))}"
 
     def read(self, token: str) -> Share | None:
-        """What such a text opens; None: it was changed, is of another key, or has expired."""
+        """The share in such a text; None if it was changed, is of another key, or has expired."""
         payload_text, _, signature_text = token[:4096].partition(".")
         try:
             payload, signature = _from_text(payload_text), _from_text(signature_text)
@@ -118,7 +118,7 @@ class ShareLinks:
         return share if self._now() < share.expires_s else None
 
     def cookie(self, share: Share) -> str:
-        """The name of the cookie that keeps it: several can be open in one browser."""
+        """The name of the cookie for a share; a browser can have several."""
         return _SHARE_COOKIE + sha256(self._secret + f"{share.r}/{share.rollout}".encode()).hexdigest()[:16]
 
     def held(self, request: web.Request) -> list[Share]:
@@ -128,7 +128,7 @@ class ShareLinks:
         return [share for share in found if share is not None]
 
     def lasts_s(self, share: Share) -> int:
-        """How long it still opens the rollout."""
+        """How many seconds a share is still valid."""
         return max(int(share.expires_s - self._now()), 0)
 
     def _signature(self, payload: bytes) -> bytes:
@@ -136,7 +136,7 @@ class ShareLinks:
 
 
 def other_site(request: web.Request) -> str | None:
-    """Why a request to change something cannot be the page's own; None: it is."""
+    """Why a request to change something cannot come from the page itself, or None."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     hosts = {request.host, request.headers.get("X-Forwarded-Host", request.host)}  # a proxy may have its own name
     if request.headers.get(WRITE_HEADER) != "1" or site not in (None, "same-origin"):

@@ -23,22 +23,22 @@ from rolltape.view.server import ViewServer
 
 
 class ServedAddress(NamedTuple):
-    """Where runs are served."""
+    """The addresses of a running server."""
 
     address: str
-    start: str  # where to begin: the page of the only run, or the list of all
-    annotate: str | None  # what a link carries that lets its first reader annotate; None: nobody may
+    start: str  # the first page: that of the only run, or the list of all
+    annotate: str | None  # the code for a link whose first reader may annotate; None if read-only
     runs: ServedRuns
-    shares: ShareLinks | None  # what signs links to one rollout; None: there is no key
-    read_only: list[str]  # why runs cannot be annotated although somebody may
+    shares: ShareLinks | None  # signs links to one rollout; None without a key
+    read_only: list[str]  # reasons why some runs cannot be annotated
 
     def link(self, key: str | None) -> str:
-        """The address to begin at, with all that it must carry."""
+        """The address of the first page with the key and the code."""
         carried = {name: value for name, value in (("key", key), ("annotate", self.annotate)) if value}
         return self.start + (f"?{urlencode(carried, quote_via=quote)}" if carried else "")
 
     def share_link(self, r: str, rollout: str, lasts_s: int) -> str:
-        """The address of one rollout, for who has no key."""
+        """The address of one rollout, for readers without a key."""
         assert self.shares is not None
         token = self.shares.sign(Share(r, rollout, int(time.time()) + lasts_s))
         return f"{self.address}{quote(r)}/rollout/{quote(rollout)}?share={token}"
@@ -54,9 +54,9 @@ async def served(
     base_path: str = "",
     author: str | None = None,
 ) -> AsyncIterator[ServedAddress]:
-    """Serve runs within the block. Behind a proxy that serves them below a path, that is the `base_path`.
+    """Serve runs within the block. Behind a proxy that serves them below a path, `base_path` is this path.
 
-    With an `author`, who first opens the link that is given may annotate.
+    With an `author`, the first reader who opens the yielded link may annotate.
     """
     base = parse_base_path(base_path)
     if not is_loopback(host) and not key:
@@ -102,7 +102,7 @@ def serve_view(
 ) -> None:
     """Serve until SIGINT or SIGTERM; `on_ready` is called when it listens. An `author` may annotate."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
-    # What is not HTTP is answered with 400; all other errors are logged under our own name.
+    # Invalid HTTP is answered with 400; all other errors are logged under Rolltape's own name.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
     async def serve_until_stopped() -> None:

@@ -16,7 +16,7 @@ from rolltape.tape.index.database import POINTER, IndexFile
 from rolltape.tape.rundir import find_run
 from rolltape.view.run.state import RunState, TrainerFigures
 
-if TYPE_CHECKING:  # what reads shards takes longer to import than the first page takes
+if TYPE_CHECKING:  # the import for reading shards takes longer than the first page
     from pathlib import Path
 
     from rolltape.tape.index.index import Index
@@ -28,7 +28,7 @@ _TRAINER_S = 5.0
 _RESTART_S = 2.0
 _END_S = 2.0
 _FIRST_PAGE_S = 0.7
-# It gives way to others from the start: what it imports takes as long as the first page.
+# It has a low priority from the start, since its imports take as long as the first page.
 _WORKER = "import os; os.nice(5); from rolltape.view.worker import main; main()"
 
 log = logging.getLogger("rolltape.view")
@@ -43,13 +43,13 @@ class ServedRun:
         self.title = str(found.about["name"])
         self.location = found.location
         path = None if found.directory is None else found.directory.path
-        self.path = path  # None: it is not on this machine
+        self.path = path  # None if it is not on this machine
         self.state = RunState(IndexFile(path, found.location, found.about.get("created")), found.directory)
         self.search_file = IndexFile(path, found.location, found.about.get("created"))  # for the threads that search
         self.has_index = (self.search_file.folder / POINTER).exists()
         self.changed = asyncio.Condition()
-        self.lock = threading.Lock()  # around what is made when it is first needed
-        # What was found about a trainer's steps, by what it is and the step, and as of when.
+        self.lock = threading.Lock()  # for objects that are made when they are first needed
+        # Findings about a trainer's steps, by kind and step, each with the state that it is valid for.
         self._found: dict[tuple[str, int], tuple[object, dict[str, Any] | None]] = {}
 
     @cached_property
@@ -60,30 +60,30 @@ class ServedRun:
 
     @property
     def reader(self) -> "Run":
-        """The run as it loads rollouts. For threads: the event loop has `state`."""
+        """The run for loading rollouts. For threads; the event loop uses `state`."""
         with self.lock:
             return self._run
 
     @property
     def index(self) -> "Index":
-        """The index of that."""
+        """The index of the run."""
         return self.reader.tape_index
 
     @cached_property
     def records(self) -> "TokenRecords | None":
-        """The trainer's token records; None: the run is not on this machine."""
+        """The trainer's token records, or None if the run is not on this machine."""
         from rolltape.view.run.trainer import TokenRecords
 
         return None if self.path is None else TokenRecords(self.path)
 
     def check_trained(self, step: int) -> dict[str, Any] | None:
-        """Where a trainer's records of a step and the tape disagree; None: it has none. For a thread."""
+        """Where a trainer's records of a step and the tape disagree; None without records. For a thread."""
         from rolltape.view.run.trainer import check_records
 
         return self._find_in_step("disagreements", step, check_records, self.state.snapshot)
 
     def find_mismatches(self, step: int) -> dict[str, Any] | None:
-        """Where trainer and engine differ most in a step, by task and by turn; None: nothing is known. For a thread."""
+        """Where trainer and engine differ most in a step, by task and by turn; None if unknown. For a thread."""
         from rolltape.view.run.mismatches import find_mismatches
 
         return self._find_in_step("mismatches", step, find_mismatches)
@@ -91,7 +91,7 @@ class ServedRun:
     def _find_in_step(
         self, what: str, step: int, find: "Callable[[Run, Path, int], dict[str, Any] | None]", *given: object
     ) -> dict[str, Any] | None:
-        """What `find` finds in a trainer's step, kept until the step's records or what is `given` change."""
+        """The result of `find` for a trainer's step, cached until the step's records or `given` change."""
         if self.path is None or (figures := self.state.trainer.get(step)) is None:
             return None
         now, known = (figures.mark, *given), self._found.get((what, step))
@@ -108,7 +108,7 @@ class ServedRun:
         return list(changed_figures(self.path, {step: one.mark for step, one in self.state.trainer.items()}))
 
     def catch_up(self, *, words: bool) -> None:
-        """Index all that is on the tape now and summarize it, make it searchable too if asked for, in this process."""
+        """Index and summarize everything on the tape in this process; with `words`, make it searchable too."""
         from rolltape.samples.summary import summarize
         from rolltape.tape.index.background import fill
 
@@ -124,7 +124,7 @@ class ServedRun:
 
 
 class ServedRuns:
-    """All runs that are served. Everything but reading files happens in the event loop."""
+    """All served runs. Everything except reading files happens in the event loop."""
 
     def __init__(self, locations: Sequence[str]) -> None:
         self.runs = {run.name: run for run in _name_runs(locations)}
@@ -148,14 +148,14 @@ class ServedRuns:
     async def _keep_worker(self) -> None:
         """Keep a worker running."""
         if all(run.has_index for run in self.runs.values()):
-            # Enough is known for the first page, and what a worker imports would compete with it.
+            # The indexes are enough for the first page, and a worker's imports would compete with it.
             await asyncio.sleep(_FIRST_PAGE_S)
         while True:
             worker = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", _WORKER, *(run.location for run in self.runs.values())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
-                process_group=0,  # a Ctrl-C in the terminal is for the server to answer
+                process_group=0,  # only the server handles Ctrl-C in the terminal
             )
             try:
                 await worker.wait()
@@ -165,7 +165,7 @@ class ServedRuns:
             await asyncio.sleep(_RESTART_S)
 
     async def _poll(self) -> None:
-        """Read what is new in the indexes, and wake those who wait for it."""
+        """Read changes of the indexes, and wake the requests that wait for them."""
         while True:
             for run in self.runs.values():
                 if run.state.refresh():
@@ -188,7 +188,7 @@ class ServedRuns:
 
 
 async def notify(run: ServedRun) -> None:
-    """Wake those who wait for changes of a run."""
+    """Wake the requests that wait for changes of a run."""
     async with run.changed:
         run.changed.notify_all()
 
@@ -206,7 +206,7 @@ async def _end(worker: asyncio.subprocess.Process) -> None:
 
 
 def _name_runs(locations: Sequence[str]) -> list[ServedRun]:
-    """The runs, each with a name of its own for addresses."""
+    """The runs, each with a unique name for addresses."""
     runs: dict[str, ServedRun] = {}
     for location in locations:
         name = page_name(str(find_run(location).about["name"]), runs)

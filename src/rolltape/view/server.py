@@ -1,4 +1,4 @@
-"""The web page's HTTP server: the page, its answers, and a stream of what changes. Only tags and notes are written."""
+"""The web page's HTTP server: the page, its answers, and a stream of changes. Only tags and notes are written."""
 
 import asyncio
 import gzip
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rolltape.view")
 
 _COMPRESSED_FROM = 2_000  # bytes
-_EVENT_S = 1.0  # the least between two events of a stream
+_EVENT_S = 1.0  # at least between two events of a stream
 _HEARTBEAT_S = 15.0
 _EVENT_IDS = 500
 
@@ -135,7 +135,7 @@ class ViewServer:
         return await asyncio.get_running_loop().run_in_executor(self._served.threads, work)
 
     async def _json_from_thread(self, request: web.Request, work: Work) -> web.Response:
-        """Do the work and encode its answer in a thread."""
+        """Run the work and encode its answer in a thread."""
         return await self._body(request, await self._in_thread(lambda: encode_answer(work())))
 
     async def _json(self, request: web.Request, answer: object) -> web.Response:
@@ -148,7 +148,7 @@ class ViewServer:
             return answer
         answer.headers["Vary"] = "Accept-Encoding"
         if "gzip" in request.headers.get("Accept-Encoding", ""):
-            # At the lowest level: the others take five times as long for a tenth less.
+            # At the lowest level: higher ones take five times as long and save only a tenth.
             answer.body = await self._in_thread(lambda: gzip.compress(body, 1, mtime=0))
             answer.headers["Content-Encoding"] = "gzip"
         return answer
@@ -192,21 +192,21 @@ class ViewServer:
     async def _about_step(
         self, request: web.Request, name: str, find: Callable[[ServedRun, int], object]
     ) -> web.Response:
-        """What a trainer's records of a step show."""
+        """An answer from a trainer's records of a step."""
         run = self._run_answers(request).run
         step = parse_count(request.match_info, "step", 0, 2**53)
         return await self._json_from_thread(request, lambda: {"step": step, name: find(run, step)})
 
     async def _search(self, request: web.Request) -> Searched | None:
-        """What a search for `q` finds; None: nothing is searched for."""
+        """The result of a search for `q`, or None without `q`."""
         asked = request.query.get("q", "").strip()
         return await self._in_thread(self._run_answers(request).search(asked)) if asked else None
 
     async def _export(self, request: web.Request) -> web.StreamResponse:
-        """A file of what the table matches, sent as it is made."""
+        """A file of the table's matching rows, sent while it is made."""
         answers = self._run_answers(request)
         chunks = await self._in_thread(answers.export(request.query, await self._search(request)))
-        chunk = await self._in_thread(lambda: next(chunks, None))  # what cannot be read at all is answered as an error
+        chunk = await self._in_thread(lambda: next(chunks, None))  # an immediate failure is answered as an error
         name = quote(file_name(answers.run.title, request.query))
         kind = FORMS[export_form(request.query)]
         answer = web.StreamResponse(
@@ -225,7 +225,7 @@ class ViewServer:
             await answer.write_eof()
         finally:
             if chunk is not None and request.transport is not None:
-                request.transport.abort()  # so that nobody takes what came so far for the whole file
+                request.transport.abort()  # so that the client does not take the received part for the whole file
         return answer
 
     async def _rollouts(self, request: web.Request) -> web.Response:
@@ -252,7 +252,7 @@ class ViewServer:
         return await self._json_from_thread(request, answers.message(row, request.match_info["digest"]))
 
     async def _image(self, request: web.Request) -> web.Response:
-        """An image of a message, as what its bytes are: a page of another kind cannot come of it."""
+        """An image of a message, with the media type of its bytes, so that it cannot be opened as a page."""
         answers, row = await self._row(request)
         index = parse_count(request.match_info, "index", 0, 2**31)
         image = await self._in_thread(answers.image(row, request.match_info["digest"], index))
@@ -277,7 +277,7 @@ class ViewServer:
         return await self._body(request, packed, "application/octet-stream")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        """A Server-Sent Event at once, and another whenever the run has changed, until the page is gone."""
+        """Send a server-sent event at once, and another whenever the run has changed, until the page is closed."""
         run = self._run_answers(request).run
         answer = web.StreamResponse(
             headers={
@@ -309,7 +309,7 @@ class ViewServer:
         )
 
     async def _page(self, request: web.Request) -> web.Response:
-        """A file of the page; any other path is an address within the page, and gives the page itself."""
+        """A file of the page; other paths are addresses within the page, and return the page itself."""
         path = request.match_info["path"]
         files = page_files()
         if path not in files and path.rpartition(".")[2] in KINDS:  # a turn's id has dots, too

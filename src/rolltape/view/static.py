@@ -1,4 +1,4 @@
-"""Write pages that need no server: each file holds the answers for it, and all share the program beside them."""
+"""Write pages that need no server: each file contains its answers, and all share the program beside them."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +20,8 @@ from rolltape.view.served_runs import ServedRun
 from rolltape.view.static_page import Block, SharedFiles, build_page
 
 _INDEX = "index.html"
-_COMPARED = ("exact", "keep-head")  # the policies that a page has side by side
-_SAMPLES = 8  # whose tokens are part of a rollout's page
+_COMPARED = ("exact", "keep-head")  # the policies that a page compares
+_SAMPLES = 8  # samples whose tokens are part of a rollout's page
 
 
 class StaticPages:
@@ -47,28 +47,28 @@ class StaticPages:
         return len(self._masked)
 
     def chosen(self, named: Sequence[str]) -> list[int]:
-        """The rows of the rollouts that these ids mean; all of them if none is named."""
+        """The rows of the rollouts with these ids, or all rows without ids."""
         rows = self._run.state.rows
         if not len(rows):
             raise ViewError(f"{self._run.location}: the run holds no rollouts yet")
         if not named:
-            counting = {one: self._answers.row(one, None) for one in dict.fromkeys(rows.ids)}  # of several tries
+            counting = {one: self._answers.row(one, None) for one in dict.fromkeys(rows.ids)}  # the tries that count
             return [row for row in self._answers.listing().order.tolist() if counting[rows.ids[row]] == row]
         return [self._answers.row_named(self._run.index.find(one, self._run.title)) for one in named]
 
     def count(self, chosen: Sequence[int]) -> int:
-        """How many pages `write` writes."""
+        """The number of pages that `write` writes."""
         return len(chosen) + len({self._run.state.rows.text(row, "group") for row in chosen}) + 1
 
     def write(self, folder: Path, chosen: Sequence[int]) -> Iterator[Path]:
-        """Write a page for each rollout, for each of their groups, and for the run; yields each once it is written."""
+        """Write a page for each rollout, for each of their groups, and for the run. Yields each when it is written."""
         groups: dict[str, list[int]] = {}
         for row in chosen:
             groups.setdefault(self._run.state.rows.text(row, "group") or "", []).append(row)
         with self._shared.written(folder):
             self._learn(chosen)
             for group, rows in groups.items():
-                # A page links to the files of its group alone: links to all would make it as long as the run.
+                # A page links only to the files of its group: links to all would make it as long as the run.
                 files = self._files(rows)
                 for row in rows:
                     own = self._address("rollout", self._run.state.rows.ids[row])
@@ -78,7 +78,7 @@ class StaticPages:
             yield self._write_page(folder / _INDEX, self._run_blocks(chosen), self._base, self._files(chosen))
 
     def _learn(self, chosen: Sequence[int]) -> None:
-        """Find all keys before the first page is written: a key may be recognizable only in the last."""
+        """Find all keys before the first page is written, since a key may be recognizable only in the last."""
         if self._mask is not None:
             for row in chosen:
                 self._mask.learn(self._answers.texts(row)())
@@ -107,7 +107,7 @@ class StaticPages:
         yield self._rows(chosen)
 
     def _chosen_annotations(self, chosen: Sequence[int]) -> dict[Key, Annotations]:
-        """The tags and notes of the rollouts that are written."""
+        """The tags and notes of the written rollouts."""
         rows = self._run.state.rows
         keys = {rows.key(row) for row in chosen}
         return {key: one for key, one in self._answers.load_annotations().items() if key in keys}
@@ -128,7 +128,7 @@ class StaticPages:
         has_key = self._mask is not None and self._mask.occurs_in(self._answers.texts(row)())
         for index in range(min(len(detail["samples"]), _SAMPLES)):
             packed = self._answers.tokens(row, index, None, mask=self._mask)()
-            # Without a text the ids stay as they are, and whoever has the tokenizer could spell a key from them.
+            # Without texts, ids are not masked, and a key could be decoded from them with the tokenizer.
             if _has_text(packed) or not has_key:
                 yield f"/api{self._base}/{own}/samples/{index}/tokens", packed
 
@@ -142,7 +142,7 @@ class StaticPages:
         return "/api/runs", encode_answer({"runs": [self._mask_answer(headline)]}).decode()
 
     def _json(self, path: str, answer: dict[str, Any]) -> Block:
-        # Problems name the paths of files.
+        # Problems contain the paths of files.
         hidden = {"location": "", "problem_list": []} if path == "overview" else {}
         return f"/api{self._base}/{path}", encode_answer(self._mask_answer({**answer, **hidden})).decode()
 
@@ -166,7 +166,7 @@ class StaticPages:
 
 
 def write_comparison(folder: Path, a: str, b: str, *, mask: bool = True) -> tuple[Path, int]:
-    """Write the comparison of all of two runs by each measure; the page, and how many keys were masked in it."""
+    """Write the comparison of two whole runs by each measure. Return the page, and how many keys were masked."""
     shared, masking, path = SharedFiles(), Mask() if mask else None, folder / "compare.html"
     answers = [
         (address, encode_answer(answer if masking is None else masking.all(answer)).decode())
@@ -189,12 +189,12 @@ def _compare_by_each_measure(a: str, b: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _file_name(name: str) -> str:
-    """An id as part of a file's name; the digest of one that has other characters."""
+    """An id as part of a file name, or its digest if it has other characters."""
     return name if re.fullmatch(r"[0-9A-Za-z_-]{1,80}", name) else sha256(name.encode("utf-8", "replace")).hexdigest()
 
 
 def _mask_excerpts(difference: dict[str, Any], mask: Mask) -> None:
-    """Remove from a fork what may be the rest of a key: an excerpt begins where two texts differ."""
+    """Remove excerpts of a fork that may contain the rest of a key, since they begin where two texts differ."""
     texts, spelled = difference["text"], difference["token_texts"]
     if texts is not None and any(mask.holds_part(text) for text in texts):
         difference["text"] = None

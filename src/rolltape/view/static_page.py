@@ -21,11 +21,11 @@ _ALONE = (
     "This page needs the folder <code>{folder}</code> that was written beside it. Keep the two together: mail the "
     "whole folder, or an archive of it."
 )
-Block = tuple[str, str | bytes]  # the path that is asked for, and its answer: JSON as text, or bytes
+Block = tuple[str, str | bytes]  # the path of a request, and its answer: JSON as text, or bytes
 
 
 class SharedFiles:
-    """The program and the styles, in a folder beside the pages. Other versions of the program have other folders."""
+    """The program and the styles, in a folder beside the pages. Each version of the program has its own folder."""
 
     def __init__(self) -> None:
         held = page_files()
@@ -39,7 +39,7 @@ class SharedFiles:
 
     @contextmanager
     def written(self, folder: Path) -> Iterator[None]:
-        """Write the files into a folder, made if there is none, for pages that are written within the block."""
+        """Write the files into a folder, which is made if missing, for pages that are written within the block."""
         try:
             for name, content in self._files.items():
                 path = folder / self.folder / name
@@ -51,9 +51,9 @@ class SharedFiles:
 
 
 def build_page(shared: SharedFiles, answers: Iterable[Block], about: dict[str, Any]) -> str:
-    """A page, with answers in blocks that it finds by their paths; `about` is what it is told about itself."""
+    """A page with answers in blocks, which it finds by their paths; `about` has facts about the page itself."""
     blocks = [*answers, ("/static", msgspec.json.encode(about).decode())]
-    # A file has no origin that a policy could name. Nothing that was recorded knows the nonce: it is made here.
+    # A file has no origin that a policy could name, so scripts have a random nonce, which recorded texts cannot have.
     nonce = secrets.token_urlsafe(18)
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; font-src data:; img-src data:; "
@@ -66,14 +66,14 @@ def build_page(shared: SharedFiles, answers: Iterable[Block], about: dict[str, A
     )
     body = f'<p class="alone">{_ALONE.format(folder=shared.folder)}</p>' + "".join(map(_block, blocks))
     html = _LINKS.sub("", shared.html)
-    # Not by `sub`: the replacement may hold backslashes.
+    # Not with `sub`, since the replacement may contain backslashes.
     html = html.replace("</head>", f"{head}</head>", 1)
     at = html.rindex("</body>")
     return html[:at] + body + html[at:]
 
 
 def _with_fonts(styles: str, held: dict[str, tuple[str, bytes]]) -> str:
-    """Styles with the fonts in them: a browser refuses a file's page the files of fonts."""
+    """Styles with inlined fonts, since browsers do not load font files for a page from a file."""
 
     def inlined(match: re.Match[str]) -> str:
         kind, content = held[match[1]]
@@ -86,6 +86,6 @@ def _block(block: Block) -> str:
     path, answer = escape(block[0]), block[1]
     if isinstance(answer, bytes):
         return f'<script type="text/plain" data-base64 data-path="{path}">{base64.b64encode(answer).decode()}</script>'
-    # No text of a rollout can end the block: there is no "<" in it.
+    # Without "<", no text of a rollout can end the block.
     spelled = answer.replace("<", "\\u003c")
     return f'<script type="application/json" data-path="{path}">{spelled}</script>'

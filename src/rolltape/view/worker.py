@@ -1,4 +1,4 @@
-"""The worker process: it keeps the indexes of served runs current, and adds summaries and words for searches."""
+"""The worker process: it keeps the indexes of served runs current, and adds summaries and words for search."""
 
 import contextlib
 import select
@@ -13,8 +13,8 @@ from rolltape.tape.index.background import Filler
 from rolltape.tape.index.database import read_about, write_about
 from rolltape.tape.run import Run, read
 
-_IDLE_S = 0.5  # between two looks at runs in which nothing happens
-_FILL_S = 0.7  # for summaries and words, between two looks
+_IDLE_S = 0.5  # between two checks of idle runs
+_FILL_S = 0.7  # for summaries and words, between two checks
 
 
 class _KeptRun:
@@ -22,11 +22,11 @@ class _KeptRun:
 
     def __init__(self, location: str) -> None:
         self._location = location
-        self._run: Run | None = None  # None: it could not be opened yet
+        self._run: Run | None = None  # None if it could not be opened yet
         self._filler: Filler | None = None
 
     def advance(self, is_over: Callable[[], bool]) -> bool:
-        """Index what is new, add some of the missing summaries, and return whether none is missing."""
+        """Index changes, add some of the missing summaries, and return whether none is missing."""
         try:
             if self._run is None or self._filler is None:
                 self._run = read(self._location)
@@ -42,7 +42,7 @@ class _KeptRun:
         return is_full
 
     def _store_failure(self, failure: str | None) -> None:
-        """Store in the index why it is not kept current, for those who read it."""
+        """Store in the index why it is not kept current, for its readers."""
         if self._run is None:
             return
         file = self._run.tape_index.file
@@ -53,7 +53,7 @@ class _KeptRun:
 
 
 def keep_current(locations: list[str], is_over: Callable[[float], bool]) -> None:
-    """Keep indexes current until `is_over`, which waits up to so many seconds, returns True."""
+    """Keep indexes current until `is_over` returns True; it waits up to the given seconds."""
     runs = [_KeptRun(location) for location in locations]
     is_busy = True
     while not is_over(0 if is_busy else _IDLE_S):
@@ -62,5 +62,5 @@ def keep_current(locations: list[str], is_over: Callable[[float], bool]) -> None
 
 
 def main() -> None:
-    """The process's start: its arguments are the runs, and it ends when its standard input does."""
+    """The entry point of the process. Its arguments are the runs, and it ends when its standard input is closed."""
     keep_current(sys.argv[1:], lambda wait_s: bool(select.select([sys.stdin], [], [], wait_s)[0]))

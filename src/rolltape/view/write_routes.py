@@ -1,4 +1,4 @@
-"""The routes that write: tags and notes, links that share a rollout or the right to annotate; and who is asking."""
+"""The routes that write tags and notes, or make links that share a rollout or the right to annotate."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ _DAY_S = 24 * 3600
 
 
 class ShareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long a link to a rollout is to work."""
+    """How long a link to a rollout should work."""
 
     days: float = 7.0
 
@@ -42,7 +42,7 @@ class WriteRoutes:
         in_thread: Callable[[Work], Awaitable[Any]],
     ) -> None:
         self._guard = guard
-        self._find = find  # the rollout that a request is about
+        self._find = find  # finds the rollout of a request
         self._in_thread = in_thread
         self._runs = served.runs
         self._annotators = {name: RunAnnotator(run) for name, run in served.runs.items()}
@@ -57,7 +57,7 @@ class WriteRoutes:
         ]
 
     async def _session(self, request: web.Request) -> web.Response:
-        """What the page may do for who is asking."""
+        """The rights of the browser that sent the request."""
         guard = self._guard
         may_see_all = guard.shares is None or guard.has_key(request)
         annotate = None
@@ -86,7 +86,7 @@ class WriteRoutes:
         return _answer(held)
 
     async def _annotate_link(self, request: web.Request) -> web.Response:
-        """Another link that carries the right to annotate once."""
+        """A new link that gives the right to annotate once."""
         right = self._guard.require_annotate(request)
         return _answer({"query": f"annotate={right.new_code()}"})
 

@@ -1,4 +1,4 @@
-/** One answer that a view shows: loading, there, or failed; asked again when its path or the run changes, or by the clock. */
+/** One answer that a view shows: loading, loaded or failed. It is reloaded when its path or the run changes, or by a timer. */
 
 import { AnswerError, json } from "./client";
 import { live, tell } from "./live.svelte";
@@ -6,7 +6,7 @@ import { live, tell } from "./live.svelte";
 export class Answer<T> {
   data = $state.raw<T | null>(null);
   error = $state.raw<AnswerError | null>(null);
-  stale = $state(false); // a newer one is on its way
+  stale = $state(false); // a newer one is being loaded
 
   constructor(path: () => string | null, options: { followLive?: boolean; everyMs?: number; get?: (path: string, signal: AbortSignal) => Promise<T> } = {}) {
     const get = options.get ?? ((at: string, signal: AbortSignal) => json<T>(at, signal));

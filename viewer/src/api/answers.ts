@@ -1,4 +1,4 @@
-/** What the server answers. Numbers that JSON has no word for come as `{"$float": "nan"}`. */
+/** The server's answers. Numbers that JSON cannot write come as `{"$float": "nan"}`. */
 
 import type { Lengths, Preset } from "./steps";
 import type { Annotations } from "../notes/annotating.svelte";
@@ -6,7 +6,7 @@ import type { Annotations } from "../notes/annotating.svelte";
 export type Num = number | { $float: "nan" | "inf" | "-inf" } | null | undefined;
 export type Counts = Record<string, number>;
 
-/** How far the index of a run is, in rollouts: read from the tape, summarized (forks and ledger), and searchable. */
+/** The progress of a run's index, in rollouts: read from the tape, summarized (forks and ledger), and searchable. */
 export interface Progress {
   indexed: number;
   total: number;
@@ -69,10 +69,10 @@ export interface SolvedCounts {
 export interface TaskRow {
   task: string | null;
   source: string | null;
-  group: string | null; // null: it has several
+  group: string | null; // null if it has several
   environment: string | null;
   rollouts: number;
-  attempts: number; // those that have a reward
+  attempts: number; // with a reward
   solved: number;
   mean: Num;
   best: Num;
@@ -86,8 +86,8 @@ export interface TaskRow {
 
 /** The tasks of a run, or of one of its steps. */
 export interface TasksAnswer extends SolvedCounts {
-  solved_at: number; // the reward from which on a task counts as solved
-  k: number; // attempts that most groups have
+  solved_at: number; // the least reward at which a task counts as solved
+  k: number; // the most common number of attempts in a group
   tasks: number;
   pass_1: Num;
   pass_k: Num;
@@ -105,14 +105,14 @@ export interface TrainedCheck {
     disagreeing: number;
     unnamed: number;
     rules: Counts;
-    by_task: Counts; // records that disagree
+    by_task: Counts; // records with disagreements
     by_turn: { turn: number; findings: number }[];
-    findings: TokenFinding[]; // the first of them
-    unseen: Counts; // samples of the step's groups that no record names, by reason
+    findings: TokenFinding[]; // the first ones
+    unseen: Counts; // by reason: samples of the step's groups that no record names
   } | null;
 }
 
-/** The mismatch between trainer and engine over some trained tokens, and where the largest is. */
+/** The mismatch between trainer and engine over some trained tokens, and the place of the largest. */
 export interface MismatchFigures {
   records: number;
   tokens: number;
@@ -125,10 +125,10 @@ export interface MismatchesAnswer {
   step: number;
   mismatches: {
     tasks: number;
-    by_task: (MismatchFigures & { task: string | null })[]; // the worst of them
+    by_task: (MismatchFigures & { task: string | null })[]; // the worst ones
     by_turn: (MismatchFigures & { turn: number })[];
     rollouts: number;
-    looked_at: number; // of them, those whose turns are counted
+    looked_at: number; // those whose turns are counted
   } | null;
 }
 
@@ -146,7 +146,7 @@ export interface TokenFinding {
 export interface Histogram {
   edges: Num[];
   counts: number[];
-  log: boolean; // the bins are of equal ratio
+  log: boolean; // bins have equal ratios
   quantiles: Num[]; // 50, 90, 99 %
 }
 
@@ -158,9 +158,9 @@ export interface Overview {
   tasks?: number;
   last_activity_ns?: number | null;
   problems?: number;
-  problem_list?: string[]; // the first of them, in words
+  problem_list?: string[]; // descriptions of the first ones
   rewards_not_finite?: number;
-  progress?: Progress; // absent: everything is indexed
+  progress?: Progress; // absent if everything is indexed
   sampled_tokens?: number;
   by_step: StepRow[];
   by_time?: { at_ns: number; rollouts: number; reward: Spread | null }[];
@@ -211,7 +211,7 @@ export interface Row {
   started_ns: number | null;
   ended_ns: number | null;
   live: boolean;
-  problems?: number; // how much of it could not be read
+  problems?: number; // number of unreadable parts
 }
 
 export interface RowsAnswer {
@@ -222,10 +222,10 @@ export interface RowsAnswer {
   reward_range?: [number, number] | null; // the least and the largest finite reward of the run
   snapshot: number;
   progress?: Progress;
-  search?: { searched: number; total: number }; // how many of the rollouts a search looked through
+  search?: { searched: number; total: number }; // how many of the rollouts were searched
 }
 
-/** The line of a rollout in which a search finds most. */
+/** The line of a rollout with the most matches of a search. */
 export interface FoundLine {
   role: string;
   parts: { text: string; found: boolean }[];
@@ -237,7 +237,7 @@ export interface ToolCall {
   arguments: unknown;
 }
 
-/** An image in a message: its type is null if it is not shown, and `why` says why. */
+/** An image in a message: its type is null if it is not shown, and `why` is then the reason. */
 export interface MessageImage {
   type: string | null;
   bytes: number;
@@ -258,9 +258,9 @@ export interface Message {
   raw?: unknown;
   digest?: string | null;
   key?: string | null;
-  cut?: number | null; // characters of the whole text, where `text` is only its beginning
+  cut?: number | null; // characters of the whole text, if `text` is only its beginning
   reasoning_cut?: number | null;
-  after?: string | null; // in a group: what came between it and the message before
+  after?: string | null; // in a group: the event between it and the previous message
 }
 
 export interface GroupAnswer {
@@ -349,8 +349,8 @@ export interface RolloutAnswer {
   ledger: Counts;
   annotations?: Annotations;
   tries: number[];
-  problems?: string[]; // what of it is lost
-  as_if_finished?: boolean; // it runs, and is shown as if it had ended now
+  problems?: string[]; // its lost parts
+  as_if_finished?: boolean; // it is running, and shown as if it had ended now
 }
 
 export interface ComparedSpan {
@@ -364,7 +364,7 @@ export interface ComparedSpan {
 export interface ComparedSide {
   policy: string;
   ledger: Counts;
-  samples: (SampleRow & { spans?: ComparedSpan[] | null })[]; // spans of the first ones only
+  samples: (SampleRow & { spans?: ComparedSpan[] | null })[]; // only the first ones have spans
 }
 
 export interface CompareAnswer {

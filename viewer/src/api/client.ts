@@ -1,4 +1,4 @@
-/** Answers by path: from the server, or from the blocks that an exported page carries. */
+/** Answers by path: from the server, or from the blocks of an exported page. */
 
 import { served } from "./base";
 import { embedded, isStatic } from "./embedded";
@@ -49,7 +49,7 @@ export async function json<T>(path: string, signal?: AbortSignal): Promise<T> {
   return JSON.parse(found.text) as T;
 }
 
-/** Ask the server to write something. Only a script of this page can send the header. */
+/** Send a write request to the server. Only a script of this page can send the header. */
 export async function post<T>(path: string, body: unknown): Promise<T> {
   const headers = { Accept: "application/json", "Content-Type": "application/json", "X-Rolltape-Write": "1" };
   return (await (await respond(path, undefined, { method: "POST", headers, body: JSON.stringify(body) })).json()) as T;

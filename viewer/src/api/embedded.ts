@@ -7,7 +7,7 @@ interface Block {
 
 export interface StaticPage {
   start: string;
-  home?: string; // where the name in the corner leads; the list of runs where this is absent
+  home?: string; // the target of the name in the corner; by default the list of runs
   files: Record<string, string>; // first path of a file → the file
   masked?: number;
   name?: string;
@@ -18,7 +18,7 @@ for (const element of document.querySelectorAll<HTMLScriptElement>("script[data-
   if (element.dataset["path"]) blocks.set(element.dataset["path"], element);
 }
 
-// Answers that differ by these are other answers; an export ignores any other difference.
+// Answers differ by these parameters; an export ignores all others.
 const TELLS_APART = /[?&](policy|left|right|step)=/;
 
 export function embedded(path: string): Block | null {

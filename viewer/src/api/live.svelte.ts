@@ -1,4 +1,4 @@
-/** Changes of the run that is shown, as the server sends them, and whether the server answers. */
+/** Changes of the shown run from the server's events, and whether the server answers. */
 
 import { served } from "./base";
 import { isStatic } from "./embedded";
@@ -8,33 +8,33 @@ const state = $state({ revision: 0, attempts: 0, open: false, lost: false, troub
 const troubles = new Map<object, string>();
 let source: EventSource | null = null;
 let following: string | null = null;
-let seen: number | null = null; // the last snapshot that an event named; null: no event so far
-let oldest: number | null = null; // the oldest snapshot among the answers that came before the first event
+let seen: number | null = null; // the snapshot of the last event; null before the first event
+let oldest: number | null = null; // the oldest snapshot of the answers before the first event
 
 export const live = {
-  /** Grows whenever something of the run that is followed has changed. */
+  /** Grows with each change of the followed run. */
   get revision(): number {
     return state.revision;
   },
-  /** Grows when everything is to be asked again: the server is back, or the reader wants it. */
+  /** Grows when everything must be reloaded: the server is back, or the reader requests it. */
   get attempts(): number {
     return state.attempts;
   },
   get open(): boolean {
     return state.open;
   },
-  /** The server was there, and is not any more. */
+  /** Whether the server does not answer any more. */
   get lost(): boolean {
     return state.lost;
   },
 };
 
-/** Why what is shown could not be brought up to date; "": it could. */
+/** Why the shown answers could not be updated; "" if they could. */
 export function trouble(): string {
   return state.trouble;
 }
 
-/** An answer says that it could not be brought up to date, and why; null: it could, or nobody looks at it any more. */
+/** Report why an answer could not be updated; null if it could, or if it is no longer shown. */
 export function tell(answer: object, why: string | null): void {
   if (why === null) troubles.delete(answer);
   else troubles.set(answer, why);
@@ -45,10 +45,10 @@ export function tryAgain(): void {
   state.attempts += 1;
 }
 
-/** Call before a request; the function that it returns takes the snapshot of the answer, null if it names none.
+/** Call before a request. The returned function takes the snapshot of the answer, or null if it has none.
  *
- * What the run records after the answer was made and before the first event is named by no event: an answer that is
- * older than the first event is asked for again. */
+ * No event reports changes between the making of an answer and the first event. So an answer that is older than the
+ * first event is reloaded. */
 export function noteRequest(path: string): (snapshot: number | null) => void {
   const [run, heard] = [following, seen];
   return (snapshot) => {
@@ -66,9 +66,9 @@ export function followRun(r: string | null): void {
   listen();
 }
 
-// A browser has six connections to a server for all its tabs: one that nobody looks at must not keep one busy.
+// A browser has six connections to a server for all its tabs, so a hidden tab must not keep one open.
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) seen ??= -1; // what came before it was first looked at is news
+  if (!document.hidden) seen ??= -1; // changes before the tab was first shown are new
   listen();
 });
 
@@ -88,7 +88,7 @@ function listen(): void {
   mine.onerror = () => {
     state.open = false;
     state.lost ||= heard;
-    // A refused connection is tried again by the browser; after an answer that is an error it gives up.
+    // The browser retries a refused connection, but gives up after an error answer.
     if (mine.readyState === EventSource.CLOSED && state.lost) setTimeout(() => mine === source && listen(), AGAIN_MS);
   };
   mine.onmessage = (event: MessageEvent<string>) => {

@@ -5,13 +5,13 @@ import { float } from "../format";
 
 export interface Bin {
   low: number;
-  high: number; // equal to `low` where the bin is one value
+  high: number; // equal to `low` if the bin is one value
   count: number;
 }
 
 const MOST_VALUES = 40;
 
-/** The bins as they came; of whole numbers that are few, one for each number. */
+/** The bins of a histogram; if there are few different integers, one bin for each. */
 export function binsOf(histogram: Histogram, whole: boolean): Bin[] {
   const edges = histogram.edges.map((edge) => float(edge) ?? 0);
   const bins = histogram.counts.map((count, index) => ({ low: edges[index] ?? 0, high: edges[index + 1] ?? edges[index] ?? 0, count }));
@@ -21,7 +21,7 @@ export function binsOf(histogram: Histogram, whole: boolean): Bin[] {
   if (!whole || bins.length < last - first + 1 || last - first >= MOST_VALUES) return bins;
   const values = Array.from({ length: last - first + 1 }, (_, index) => ({ low: first + index, high: first + index, count: 0 }));
   for (const bin of bins) {
-    // Narrower than one, a bin holds at most one whole number: the first that is not below it.
+    // A bin narrower than 1 has at most one integer: the first one that is not below it.
     const value = values[Math.min(last, Math.ceil(bin.low - 1e-6)) - first];
     if (value) value.count += bin.count;
   }

@@ -1,4 +1,4 @@
-/** What the server answers about two sides, and about two rollouts. */
+/** The server's answers about two sides, and about two rollouts. */
 
 import type { Message, Num, Progress, Row } from "../api/answers";
 
@@ -9,7 +9,7 @@ export interface ComparedRun {
   name: string;
   filters: Record<string, string>;
   rollouts: number;
-  attempts: number; // those that have a reward
+  attempts: number; // with a reward
   mean: Num;
   steps: number[];
   versions: string[];
@@ -18,7 +18,7 @@ export interface ComparedRun {
   progress: Progress;
 }
 
-/** A measure over the tasks that both sides have, tested. */
+/** A measure over the tasks that both sides have, with its test. */
 export interface MeasureResult {
   measure: string;
   tasks: number;

@@ -1,4 +1,4 @@
-/** The address of a comparison: which sides, which measure, which tasks. */
+/** The address of a comparison: its sides, its measure and its tasks. */
 
 import type { Num } from "../api/answers";
 import { json } from "../api/client";
@@ -11,7 +11,7 @@ import type { ComparedTask, ComparisonAnswer, Letter } from "./answers";
 const SIDE = ["step", "version", "model", "agent", "environment", "source", "tag"] as const;
 const NAMES = ["a", ...SIDE.map((name) => `a_${name}`), "b", ...SIDE.map((name) => `b_${name}`), "by", "solved_at", "measure", "which", "name", "sort"];
 
-/** Only what the server knows, in a steady order: two equal views have one address. */
+/** Only the server's parameters, in a fixed order, so that equal views have the same address. */
 export function comparisonQuery(address: URLSearchParams): URLSearchParams {
   const kept = new URLSearchParams();
   for (const name of NAMES) {
@@ -21,7 +21,7 @@ export function comparisonQuery(address: URLSearchParams): URLSearchParams {
   return kept;
 }
 
-/** The comparison that a query asks for. An export has each measure of it, and chooses among its tasks by itself. */
+/** The comparison for a query. An export has each measure, and filters the tasks itself. */
 export async function comparisonOf(query: URLSearchParams, limit: number, signal?: AbortSignal): Promise<ComparisonAnswer> {
   if (!isStatic) return await json<ComparisonAnswer>(`/api/compare?${query}&limit=${limit}`, signal);
   return chosenTasks(await json<ComparisonAnswer>(`/api/compare?measure=${query.get("measure") ?? "reward"}`), query, limit);
@@ -46,20 +46,20 @@ function chosenTasks(all: ComparisonAnswer, query: URLSearchParams, limit: numbe
   return { ...all, matched: rows.length, rows: sorted(rows, SORT_BY, query.get("sort") ?? "-change").slice(0, limit) };
 }
 
-/** The same with another run on one side, all of it. */
+/** The query with another whole run on one side. */
 export function withRun(query: URLSearchParams, letter: Letter, r: string): URLSearchParams {
   const next = new URLSearchParams([...query].filter(([name]) => !name.startsWith(`${letter}_`)));
   next.set(letter, r);
   return comparisonQuery(next);
 }
 
-/** Both sides in each other's place. */
+/** The query with both sides exchanged. */
 export function swapped(query: URLSearchParams): URLSearchParams {
   const other = (name: string) => (/^[ab](_|$)/.test(name) ? (name.startsWith("a") ? "b" : "a") + name.slice(1) : name);
   return comparisonQuery(new URLSearchParams([...query].map(([name, value]) => [other(name), value])));
 }
 
-/** What to compare a run with: another run, both in the order in which they were given; else its last step with its first. */
+/** The default comparison of a run: with another run, both in the given order; else of its last step with its first. */
 export function firstComparison(r: string, runs: string[], steps: number[]): Record<string, string> | null {
   const other = runs.find((one) => one !== r);
   if (other !== undefined) return runs.indexOf(other) < runs.indexOf(r) ? { a: other, b: r } : { a: r, b: other };

@@ -1,4 +1,4 @@
-/** Two conversations side by side: what both say is drawn once, what takes its place stands beside it. */
+/** Two conversations side by side: common messages are drawn once, different ones beside each other. */
 
 import type { Message } from "../api/answers";
 import { keyOf } from "../group/align";
@@ -9,15 +9,15 @@ import { type Sides, textSides } from "./text";
 export interface DiffRow {
   a: Message | null;
   b: Message | null;
-  shared: boolean; // both say it: `a` is drawn once
+  shared: boolean; // common to both: `a` is drawn once
 }
 
-/** What a message does, so that the reply to one question is compared with the reply to the same. */
+/** The kind of a message, so that replies to the same question are compared. */
 function kindOf(message: Message): string {
   return `${message.role} ${message.name ?? ""}`;
 }
 
-/** Messages between two that are shared: those of one kind stand beside each other, in their order. */
+/** The messages between two common ones: those of the same kind are put side by side, in order. */
 function beside(a: Message[], b: Message[]): DiffRow[] {
   const rows: DiffRow[] = [];
   let [i, j] = [0, 0];
@@ -42,11 +42,11 @@ export function diffRows(a: Message[], b: Message[]): DiffRow[] {
 
 export interface DiffPart {
   kind: "thinking" | "text" | "call";
-  names: [string, string]; // of the tools that are called; empty otherwise
+  names: [string, string]; // of called tools; empty for other parts
   sides: Sides;
 }
 
-/** The parts of two messages, each compared with its like. */
+/** The parts of two messages, each compared with its counterpart. */
 export function diffParts(a: Message, b: Message): DiffPart[] {
   const parts: DiffPart[] = [];
   const thought: [string, string] = [a.reasoning ?? "", b.reasoning ?? ""];

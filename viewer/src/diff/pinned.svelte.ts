@@ -1,4 +1,4 @@
-/** The rollout that a reader has chosen to compare another one with; it is remembered while the tab is open. */
+/** The rollout that a reader has chosen for a comparison; it is stored while the tab is open. */
 
 import { isStatic } from "../api/embedded";
 import type { Row } from "../api/answers";
@@ -17,7 +17,7 @@ function remembered(): Pinned | null {
   try {
     return JSON.parse(sessionStorage.getItem(KEY) ?? "null") as Pinned | null;
   } catch {
-    return null; // storage is off, or holds something else
+    return null; // storage is off, or has something else
   }
 }
 
@@ -33,7 +33,7 @@ export function pin(one: Pinned | null): void {
     if (one === null) sessionStorage.removeItem(KEY);
     else sessionStorage.setItem(KEY, JSON.stringify(one));
   } catch {
-    // Without storage it is known until the page is loaded again.
+    // Without storage it is kept until the page is reloaded.
   }
 }
 
@@ -45,7 +45,7 @@ export function pinRow(r: string, row: Row): void {
   pin({ r, id: row.id, try: row.try, name: `${row.task ?? row.short}, attempt ${row.attempt}`, task: row.task, source: row.source });
 }
 
-/** The first rollout is remembered; the second one is compared with it. */
+/** Store the first rollout; compare the second one with it. */
 export function compareWith(r: string, row: Row): void {
   const first = state.pinned;
   if (first === null) pinRow(r, row);

@@ -1,8 +1,8 @@
-/** What two sequences have in common, in order: the longest such, found by Myers' method. */
+/** The longest common subsequence of two sequences, found by Myers' method. */
 
-export type Pair = [number, number]; // places in the two sequences that hold the same
+export type Pair = [number, number]; // places of equal elements in the two sequences
 
-const MOST_EDITS = 1200; // beyond, only how both begin and end is compared
+const MOST_EDITS = 1200; // with more, only the common beginning and end are found
 
 /** Places with equal elements, in order. */
 export function common<T>(a: readonly T[], b: readonly T[]): Pair[] {
@@ -22,7 +22,7 @@ function shortestEdit<T>(a: readonly T[], b: readonly T[]): Pair[] {
   const [n, m] = [a.length, b.length];
   if (n === 0 || m === 0) return [];
   const most = Math.min(n + m, MOST_EDITS);
-  const reach = new Int32Array(2 * most + 3); // by diagonal: how far along `a` so many edits lead
+  const reach = new Int32Array(2 * most + 3); // by diagonal: how far this number of edits leads along `a`
   const trace: Int32Array[] = [];
   const middle = most + 1;
   for (let edits = 0; edits <= most; edits++) {
@@ -38,7 +38,7 @@ function shortestEdit<T>(a: readonly T[], b: readonly T[]): Pair[] {
   return [];
 }
 
-/** From the end back along the edits, collecting what is equal. */
+/** Walk from the end back along the edits, and collect equal elements. */
 function walkBack(trace: Int32Array[], n: number, m: number): Pair[] {
   const pairs: Pair[] = [];
   let [x, y] = [n, m];

@@ -1,17 +1,17 @@
-/** Two texts in pieces: what both have, and what one of them has alone. By lines first, then by words. */
+/** Two texts in pieces: common ones, and those of one text only. First by lines, then by words. */
 
 import { common } from "./sequence";
 
 export interface Piece {
   text: string;
-  alike: boolean; // the other text has it, too
+  alike: boolean; // common to both texts
 }
 
 export type Sides = [Piece[], Piece[]];
 
 const WORDS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
-const MOST_WORDS = 20_000; // characters of a stretch that is compared by words
-const LEAST_ALIKE = 0.3; // of a stretch: below, words that agree by chance would only confuse
+const MOST_WORDS = 20_000; // characters of a range that is compared by words
+const LEAST_ALIKE = 0.3; // of a range: with a smaller share, words that are equal by chance would only confuse
 
 /** A text as lines, each with its line feed. */
 function linesOf(text: string): string[] {
@@ -25,7 +25,7 @@ function add(pieces: Piece[], text: string, alike: boolean): void {
   else pieces.push({ text, alike });
 }
 
-/** Pieces of two sequences of texts; what lies between two common places is handed to `between`. */
+/** Pieces of two sequences of texts; `between` gets the parts between two common places. */
 function compared(a: string[], b: string[], between: (a: string[], b: string[], into: Sides) => void): Sides {
   const into: Sides = [[], []];
   let [i, j] = [0, 0];

@@ -1,4 +1,4 @@
-/** Attempts at one task laid side by side: a cell spans the attempts that agree up to there. */
+/** Attempts at one task side by side: a cell spans the attempts that are equal up to it. */
 
 import type { GroupAnswer, Message } from "../api/answers";
 import { float } from "../format";
@@ -10,18 +10,18 @@ export interface Cell {
   depth: number;
   first: number; // columns [first, first + span)
   span: number;
-  dim: number; // characters of its text that the best of its siblings has, too
-  parts: boolean; // the attempts part here
-  reward: number | null; // mean of the attempts that go this way
-  by: number; // the same, against all that came this far
+  dim: number; // characters at its beginning that it shares with the best of its siblings
+  parts: boolean; // the attempts diverge here
+  reward: number | null; // mean of the attempts in this cell
+  by: number; // its difference from the mean of all attempts that reach this point
 }
 
 export interface Alignment {
-  columns: Attempt[]; // best first, those that agree longest beside each other
+  columns: Attempt[]; // best first; those with the longest common beginning are neighbors
   cells: Cell[];
   depth: number;
-  agreed: number; // messages that all attempts share
-  alone: boolean[]; // of each column: whether it ever goes its own way
+  agreed: number; // number of messages that all attempts share
+  alone: boolean[]; // for each column: whether it ever continues alone
 }
 
 interface Node {
@@ -46,7 +46,7 @@ function alike(a: string, b: string): number {
   return at;
 }
 
-/** How far a message begins as its neighbor does; 0 where they already thought differently. */
+/** The length of the common beginning of a message and its neighbor; 0 if their thinking differs. */
 function shared(message: Message, other: Message | undefined): number {
   if (!other || other.role !== message.role || (other.reasoning ?? "") !== (message.reasoning ?? "")) return 0;
   return alike(message.text, other.text);
@@ -63,7 +63,7 @@ export function align(attempts: Attempt[]): Alignment {
   const cells: Cell[] = [];
   let depth = 0;
 
-  // Depth first over what agrees; explicit, since conversations may be long.
+  // Depth first with an explicit stack, since conversations may be long.
   const open: { node: Node; depth: number }[] = [{ node: { message: null, attempts: best, children: [] }, depth: 0 }];
   while (open.length) {
     const { node, depth: at } = open.pop() as { node: Node; depth: number };

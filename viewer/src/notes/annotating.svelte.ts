@@ -1,4 +1,4 @@
-/** The tags and notes of the rollout in view, and how they are changed. */
+/** The tags and notes of the rollout in view, and their changes. */
 
 import { post, rolloutPath } from "../api/client";
 import { mayAnnotate, session } from "./session.svelte";
@@ -10,7 +10,7 @@ export interface Tag {
   turn?: string;
   tokens?: [number, number]; // from the first up to the second, among the turn's ids
   by?: string;
-  at_ns?: number; // absent: the rollout was started with it
+  at_ns?: number; // absent if the rollout was started with it
 }
 
 export interface Note {
@@ -30,8 +30,8 @@ export interface Annotations {
 }
 
 export interface Place {
-  turn: string | null; // null: the rollout as a whole
-  tokens: [number, number] | null; // null: the whole turn
+  turn: string | null; // null for the whole rollout
+  tokens: [number, number] | null; // null for the whole turn
 }
 
 interface Change {
@@ -65,7 +65,7 @@ export class Annotating {
     return { tags: this.held.tags.filter(here), notes: this.held.notes.filter(here) };
   }
 
-  /** The places of tokens that are tagged or noted, of a turn or of all turns. */
+  /** The places of tokens with tags or notes, of a turn or of all turns. */
   tokens(turn: string | null = null): { turn: string; tokens: [number, number] }[] {
     const found = new Map<string, { turn: string; tokens: [number, number] }>();
     for (const { turn: own, tokens } of [...this.held.tags, ...this.held.notes]) {
@@ -74,7 +74,7 @@ export class Annotating {
     return [...found.values()].sort((a, b) => a.tokens[0] - b.tokens[0]);
   }
 
-  /** Write a change; whether it was written. What went wrong is in `failure`. */
+  /** Write a change, and return whether it was written. `failure` has the error. */
   async write(place: Place, change: Change): Promise<boolean> {
     const { r, id, tried } = this.#rollout();
     const body = { ...change, ...(place.turn === null ? {} : { turn: place.turn }), ...(place.tokens === null ? {} : { tokens: place.tokens }), by: session.author };

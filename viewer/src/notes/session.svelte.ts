@@ -1,4 +1,4 @@
-/** What this browser may do: annotate, share, or only look at a rollout that was shared with it. */
+/** The rights of this browser: to annotate, to share, or only to see a rollout that was shared with it. */
 
 import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
@@ -6,7 +6,7 @@ import { isStatic } from "../api/embedded";
 interface Session {
   annotate: { author: string; read_only: Record<string, string> } | null;
   may_share: boolean;
-  shared: { r: string; rollout: string; expires_s: number }[]; // empty: it may see everything
+  shared: { r: string; rollout: string; expires_s: number }[]; // empty if it may see everything
 }
 
 const NOTHING: Session = { annotate: null, may_share: false, shared: [] };
@@ -16,7 +16,7 @@ const state = $state<{ session: Session; author: string }>({ session: NOTHING, a
 if (!isStatic) {
   json<Session>("/api/session").then(
     (found) => (state.session = found),
-    () => undefined, // an answer that the view needs says what is wrong
+    () => undefined, // the view's own answer reports the error
   );
 }
 
@@ -24,7 +24,7 @@ export const session = {
   get mayShare(): boolean {
     return state.session.may_share;
   },
-  /** The rollout that was shared with this browser, which sees nothing else; null: it sees everything. */
+  /** The only rollout that this browser may see, or null if it may see everything. */
   get shared(): { r: string; rollout: string; expires_s: number } | null {
     return state.session.shared[0] ?? null;
   },
@@ -42,7 +42,7 @@ export function mayAnnotate(r: string): boolean {
   return state.session.annotate !== null && !(r in state.session.annotate.read_only);
 }
 
-/** Why a run cannot be written to, for who might otherwise; null: it can, or nobody asked to. */
+/** Why a run cannot be annotated although the reader has the right, or null. */
 export function readOnly(r: string): string | null {
   return state.session.annotate?.read_only[r] ?? null;
 }

@@ -1,4 +1,4 @@
-/** Syntax highlighting, loaded when code is first shown: code → runs of text, each of a kind. */
+/** Syntax highlighting, loaded when code is first shown: splits code into runs of text, each of one kind. */
 
 import hljs from "highlight.js/lib/core";
 import bash from "highlight.js/lib/languages/bash";
@@ -35,7 +35,7 @@ for (const [name, language] of Object.entries(LANGUAGES)) hljs.registerLanguage(
 const ENTITIES: Record<string, string> = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#x27;": "'" };
 const PARTS = /<span class="([^"]*)">|<\/span>|([^<]+)/g;
 
-/** The highlighter's own output taken apart: spans around escaped text. It never becomes HTML. */
+/** Parse the highlighter's output, spans around escaped text. It never becomes HTML. */
 function runsOf(html: string): CodeRun[] {
   const runs: CodeRun[] = [];
   const open: string[] = [];

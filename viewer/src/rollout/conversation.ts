@@ -1,13 +1,13 @@
-/** The messages that a branch consists of, each with the turn that brought it. */
+/** The messages of a branch, each with its turn. */
 
 import type { Message } from "../api/answers";
 import { type TreeRow, type DrawnTree, pathTo } from "./turntree";
 
 export interface TurnLines {
   row: TreeRow;
-  again: Message[]; // sent again after a fork: what the reader has already seen in that place
-  changed: number; // of them came back changed
-  lines: Message[]; // what is new, and the reply
+  again: Message[]; // sent again after a fork: the reader has already seen them there
+  changed: number; // number of these that changed
+  lines: Message[]; // the new messages and the reply
 }
 
 function same(a: Message, b: Message): boolean {

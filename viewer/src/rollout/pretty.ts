@@ -1,4 +1,4 @@
-/** A value as JSON that a person can read: what is short stays on one line. */
+/** A value as readable JSON: short parts stay on one line. */
 
 const ROOM = 56;
 
@@ -19,7 +19,7 @@ function spaced(value: unknown, line: string): string {
   return fields.length ? `{ ${fields.join(", ")} }` : "{}";
 }
 
-/** A value, or text that may be JSON, set out. */
+/** A value, or text that may be JSON, as readable text. */
 export function pretty(value: unknown): string {
   if (typeof value !== "string") return value === undefined ? "" : setOut(value, "");
   if (value.length > 200_000 || !/^\s*[[{]/.test(value)) return value;
@@ -30,7 +30,7 @@ export function pretty(value: unknown): string {
   }
 }
 
-/** The readable content of a message as it came: text, or the texts among its parts. */
+/** The readable content of a recorded message: its text, or the texts of its parts. */
 export function contentText(content: unknown): string {
   if (typeof content === "string") return content;
   if (!Array.isArray(content)) return "";

@@ -1,8 +1,8 @@
-/** The tree of turns as it is drawn: one row per turn, in the order in which they happened, branches in columns. */
+/** The drawn tree of turns: one row per turn in the order of time, branches in columns. */
 
 import type { Fork, Session, Turn } from "../api/answers";
 
-// After these the same conversation goes on; a retry or an edit opens another beside it.
+// After forks with these causes the same conversation continues; a retry or an edit opens another beside it.
 const GOES_ON = new Set(["thinking_stripped", "reply_whitespace", "reply_rewritten", "retokenized", "compaction"]);
 
 export interface TreeRow {
@@ -10,8 +10,8 @@ export interface TreeRow {
   fork: Fork | null;
   column: number;
   row: number;
-  from: TreeRow | null; // the turn that it is drawn from
-  before: TreeRow | null; // the turn that a reader has read before it
+  from: TreeRow | null; // the turn from which its line is drawn
+  before: TreeRow | null; // the previous turn for a reader
 }
 
 export interface DrawnTree {
@@ -38,7 +38,7 @@ export function drawTree(session: Session): DrawnTree {
   return { rows, byTurn, width: placeColumns(rows) };
 }
 
-/** Which turn goes on in each turn's own column: the one that leads furthest; never a conversation beside it. */
+/** The turn that continues in each turn's own column: the one that leads furthest, never a conversation beside it. */
 function heirs(rows: TreeRow[]): Map<TreeRow, TreeRow> {
   const reach = new Map<TreeRow, number>();
   const heir = new Map<TreeRow, TreeRow>();
@@ -53,10 +53,10 @@ function heirs(rows: TreeRow[]): Map<TreeRow, TreeRow> {
   return heir;
 }
 
-/** Give each row the leftmost column that nobody passes through; returns how many columns there are. */
+/** Assign each row the leftmost free column. Return the number of columns. */
 function placeColumns(rows: TreeRow[]): number {
   const heir = heirs(rows);
-  const last = new Map<TreeRow, number>(); // the row at which the column that starts here ends
+  const last = new Map<TreeRow, number>(); // the last row of the column that starts here
   for (const row of [...rows].reverse()) {
     const next = heir.get(row);
     last.set(row, next ? (last.get(next) ?? next.row) : row.row);
@@ -67,7 +67,7 @@ function placeColumns(rows: TreeRow[]): number {
       row.column = row.from.column;
       continue;
     }
-    // From its parent down to its own row the column carries the line, and then its own turns.
+    // The column has the line from its parent to its own row, then its own turns.
     const starts = row.from ? row.from.row : row.row;
     let column = row.from ? row.from.column + 1 : 0;
     while ((busyUntil[column] ?? -1) >= starts) column += 1;
@@ -78,14 +78,14 @@ function placeColumns(rows: TreeRow[]): number {
   return Math.max(1, busyUntil.length);
 }
 
-/** The rows that a reader of this one's branch has read, from the first to this one. */
+/** The rows of a branch for a reader, from the first to this one. */
 export function pathTo(row: TreeRow | null): TreeRow[] {
   const path: TreeRow[] = [];
   for (let at = row; at !== null; at = at.before) path.push(at);
   return path.reverse();
 }
 
-/** The last turn of the branch on which a turn lies: of several the one that leads furthest. */
+/** The last turn of a turn's branch; of several the one that leads furthest. */
 export function leafFor(tree: DrawnTree, turn: string): TreeRow | null {
   const start = tree.byTurn.get(turn);
   if (!start) return null;
@@ -95,13 +95,13 @@ export function leafFor(tree: DrawnTree, turn: string): TreeRow | null {
   return leaf;
 }
 
-/** Whether a branch is a sub-agent's beside another, rather than what comes after it or instead of it. */
+/** Whether a branch is a sub-agent's beside another, and not its continuation or its replacement. */
 export function besideOf(one: TreeRow, other: TreeRow): boolean {
   const read = new Set(pathTo(one));
   return pathTo(other).find((row) => !read.has(row))?.fork?.cause === "sub_agent";
 }
 
-/** The turn that an address means: by its id, its number in the first session that has it, or the end of its id. */
+/** The turn that an address names: by its id, its number in the first session with that number, or the end of its id. */
 export function turnNamed(trees: DrawnTree[], name: string): string | null {
   if (trees.some((tree) => tree.byTurn.has(name))) return name;
   const rows = trees.flatMap((tree) => tree.rows);

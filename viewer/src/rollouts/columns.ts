@@ -1,4 +1,4 @@
-/** The columns of the table: what they are called, how wide they are, and what they sort by. */
+/** The columns of the table: their names, widths and sort keys. */
 
 import type { TermName } from "../words";
 
@@ -7,15 +7,15 @@ export interface Column {
   name: string;
   width: string;
   sort: string | null;
-  first?: "up" | "down"; // which way a first click sorts
+  first?: "up" | "down"; // the direction of the first click
   right?: boolean;
   about?: string;
-  term?: TermName; // what its head says when it is pointed at or focused
+  term?: TermName; // the definition at its head
 }
 
 const MOST_TERMS = 6;
 const TERM_PX = 88;
-const PLAIN_PX = 1330; // all columns but those of terms, as narrow as they get
+const PLAIN_PX = 1330; // the least width of all columns except those of terms
 
 const REWARD: Column = { key: "reward", name: "Reward", width: "80px", sort: "reward", first: "down", right: true, term: "reward" };
 const COLUMNS: Column[] = [
@@ -35,7 +35,7 @@ const COLUMNS: Column[] = [
   { key: "id", name: "Id", width: "104px", sort: "id" },
 ];
 
-/** The terms of rewards that have a column of their own. */
+/** The reward terms with a column of their own. */
 export function shownTerms(terms: string[]): string[] {
   return terms.slice(0, MOST_TERMS);
 }
@@ -53,7 +53,7 @@ export function leastWidth(terms: string[]): number {
   return PLAIN_PX + TERM_PX * shownTerms(terms).length;
 }
 
-/** The order after a click on a column that stands in this order now; "" is the tape's own. */
+/** The order after a click on a column, from the current order; "" is the tape's own. */
 export function nextSort(column: Column, now: string | null): string {
   if (column.sort === null) return now ?? "";
   const up = column.sort, down = `-${column.sort}`;

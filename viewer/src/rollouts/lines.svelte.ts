@@ -1,4 +1,4 @@
-/** Under the rows of a search: the line that it found in each, asked for as rows come into view. */
+/** The line that a search found in each row, loaded when rows come into view. */
 
 import type { FoundLine, Row } from "../api/answers";
 import { json } from "../api/client";
@@ -8,7 +8,7 @@ const AT_ONCE = 40; // rollouts in a request
 const WAITS_MS = 60;
 
 const nameOf = (row: Row) => `${row.id}.${row.try}`;
-const keyOf = (row: Row) => `${nameOf(row)} ${row.turns}`; // one that runs may say more
+const keyOf = (row: Row) => `${nameOf(row)} ${row.turns}`; // a running rollout may get more lines
 
 export class FoundLines {
   #lines = $state.raw(new Map<string, FoundLine | null>());
@@ -37,14 +37,14 @@ export class FoundLines {
       const { lines } = await json<{ lines: Record<string, FoundLine | null> }>(`/api/${encodeURIComponent(this.r)}/lines?${query}`);
       this.#lines = new Map([...this.#lines, ...rows.map((row): [string, FoundLine | null] => [keyOf(row), lines[nameOf(row)] ?? null])]);
     } catch {
-      this.#lines = new Map([...this.#lines, ...rows.map((row): [string, null] => [keyOf(row), null])]); // the table says what is wrong
+      this.#lines = new Map([...this.#lines, ...rows.map((row): [string, null] => [keyOf(row), null])]); // the table reports the error
     }
     for (const row of rows) this.#wanted.delete(keyOf(row));
     this.#timer = this.#wanted.size ? setTimeout(() => void this.#ask(), 0) : null;
   }
 }
 
-/** The address of a row's rollout; that of a search leads to what it found. */
+/** The address of a row's rollout; from a search it leads to the match. */
 export function pathOfRow(r: string, row: Row, words: string | null): string {
   const query = new URLSearchParams();
   if (row.try) query.set("try", String(row.try));

@@ -6,9 +6,9 @@ import { tell } from "../api/live.svelte";
 import { rowsOf } from "./query";
 
 export const PAGE = 200;
-const MOST_SOUGHT = 6; // pages that are fetched to find a kept row again
+const MOST_SOUGHT = 6; // pages that are fetched to find the kept row again
 
-/** The row that a reader looks at, and where it was. */
+/** The row that the reader looks at, and its place. */
 export interface Kept {
   id: string;
   tried: number;
@@ -22,19 +22,19 @@ interface Batch {
 
 export class Pager {
   total = $state(0);
-  matched = $state<number | null>(null); // null: not known yet
-  search = $state.raw<{ searched: number; total: number } | null>(null); // how much a search looked through
+  matched = $state<number | null>(null); // null if unknown yet
+  search = $state.raw<{ searched: number; total: number } | null>(null); // how much was searched
   progress = $state.raw<Progress | null>(null);
   terms = $state.raw<string[]>([]); // of rewards, the most common first
   range = $state.raw<[number, number] | null>(null); // the least and the largest reward of the run
   error = $state.raw<AnswerError | null>(null);
-  /** What is shown is replaced only together with the page that holds this row now. */
+  /** Shown rows are replaced only together with the page that now has this row. */
   kept: Kept | null = null;
   #pages = $state.raw(new Map<number, Row[]>());
   #batches = new Set<Batch>();
-  #latest: number[] = []; // the pages that came last, together
+  #latest: number[] = []; // the pages that were loaded last, together
   #stale = new Set<number>();
-  #changes = 0; // how often the run changed: an answer asked for before the last change may not know of it
+  #changes = 0; // number of changes of the run: an answer requested before the last change may lack it
   #wanted: [number, number] = [0, 0];
 
   constructor(
@@ -46,7 +46,7 @@ export class Pager {
     return this.#pages.get(Math.floor(index / PAGE))?.[index % PAGE] ?? null;
   }
 
-  /** Where a rollout is among the rows that came last; null: not there. */
+  /** The place of a rollout in the rows that were loaded last, or null. */
   find(id: string, tried: number): number | null {
     for (const page of this.#latest) {
       const at = placeIn(this.#pages.get(page) ?? [], id, tried);
@@ -55,7 +55,7 @@ export class Pager {
     return null;
   }
 
-  /** Fetch what is missing or outdated of `[first, last]`; pages far away are no longer waited for. */
+  /** Fetch missing and outdated pages of `[first, last]`; requests for pages far away are dropped. */
   want(first: number, last: number): void {
     this.#wanted = [first, last];
     const from = Math.floor(Math.max(0, first) / PAGE);
@@ -70,11 +70,11 @@ export class Pager {
       if (!this.#pages.has(page)) void this.#fetch([page]);
       else if (this.#stale.has(page)) outdated.push(page);
     }
-    // Rows move from one page to the next: those that are shown are replaced together.
+    // Rows may move between pages, so all shown pages are replaced together.
     if (outdated.length) void this.#fetch(outdated);
   }
 
-  /** Something of the run changed: what is in view is fetched again, and stays until then. */
+  /** Reload the rows in view after a change of the run; they stay until then. */
   refresh(first: number, last: number): void {
     this.#changes += 1;
     this.#stale = new Set(this.#pages.keys());
@@ -116,7 +116,7 @@ export class Pager {
     return new Map(answers.map((answer, index) => [pages[index] ?? 0, answer]));
   }
 
-  /** The pages that the kept row may lie on now, if it was on one of these pages and is no more: rows came before it. */
+  /** The pages on which the kept row may be now, if it is no longer on one of these pages because of new rows. */
   #pagesToSeek(answers: Map<number, RowsAnswer>): number[] {
     const kept = this.kept;
     const newest = [...answers.values()].at(-1);
@@ -151,7 +151,7 @@ function placeIn(rows: Row[], id: string, tried: number): number {
   return rows.findIndex((row) => row.id === id && row.try === tried);
 }
 
-/** The terms of some rewards: an exported page does not list those of the run. */
+/** The terms of some rewards, since an exported page does not list those of the run. */
 function termsIn(rows: Row[]): string[] {
   return [...new Set(rows.flatMap((row) => Object.keys(row.terms ?? {})))];
 }

@@ -1,4 +1,4 @@
-/** Named presets of filters, and one's own, which the browser keeps. */
+/** Named presets of filters, and the reader's own ones, which the browser stores. */
 
 export const PRESET_WORDS: Record<string, { name: string; about: string }> = {
   rewarded_truncated: { name: "rewarded and truncated", about: "a reward above 0, and a limit on tokens ended the rollout or one of its replies" },
@@ -15,11 +15,11 @@ function load(): Record<string, string> {
     if (typeof held !== "object" || held === null) return {};
     return Object.fromEntries(Object.entries(held).filter((one): one is [string, string] => typeof one[1] === "string"));
   } catch {
-    return {}; // the browser keeps nothing, or something else wrote there
+    return {}; // no storage, or it has something else
   }
 }
 
-/** One's own filters: by name, the query of the table. */
+/** The reader's own filters: by name, the query of the table. */
 class SavedFilters {
   all = $state.raw(load());
 
@@ -36,7 +36,7 @@ class SavedFilters {
     try {
       localStorage.setItem(KEY, JSON.stringify(filters));
     } catch {
-      // A private window keeps them until the page is closed.
+      // Without storage they are kept until the page is closed.
     }
   }
 }

@@ -1,4 +1,4 @@
-/** What the table asks for: filters and order as they stand in the address. */
+/** The query of the table: filters and order from the address. */
 
 import type { Row, RowsAnswer } from "../api/answers";
 import { json } from "../api/client";
@@ -20,10 +20,10 @@ export const FILTER_WORDS: Record<Filter, string> = {
   max_tool_errors: "tool errors ≤", min_forks: "forks ≥", rewarded: "reward above 0", truncated: "truncated", short: "very short",
   edited_tests: "edited tests", far: "reward far from its group", filtered: "filtered out of training", noted: "noted", bookmarked: "bookmarked", q: "messages or notes match",
 };
-// The rows of an export do not say these.
+// The rows of an export lack these.
 const SERVED_ONLY: readonly string[] = ["cause", "short", "truncated", "edited_tests", "far"] satisfies Filter[];
 
-/** Only what the server knows, in a steady order: two equal views have one address. */
+/** Only the server's parameters, in a fixed order, so that equal views have the same address. */
 export function tableQuery(address: URLSearchParams): URLSearchParams {
   const kept = new URLSearchParams();
   for (const name of [...FILTERS, "sort"]) {
@@ -72,7 +72,7 @@ function passes(row: Row, query: URLSearchParams): boolean {
   );
 }
 
-/** What the server would answer, over the rows that an exported page carries. */
+/** The server's answer, computed from the rows of an exported page. */
 export function chosenRows(all: RowsAnswer, query: URLSearchParams, offset: number, limit: number): RowsAnswer {
   const rows = all.rows.filter((row) => passes(row, query));
   const sort = query.get("sort") ?? "";
@@ -82,7 +82,7 @@ export function chosenRows(all: RowsAnswer, query: URLSearchParams, offset: numb
     const sign = sort.startsWith("-") ? -1 : 1;
     rows.sort((a, b) => {
       const x = by(a), y = by(b);
-      if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1; // those without come last either way
+      if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1; // missing values always come last
       return x < y ? -sign : x > y ? sign : 0;
     });
   }

@@ -1,9 +1,9 @@
-/** From one rollout to the next, in the order of the table that it was opened from, else within its group. */
+/** The next and the previous rollout, in the order of the table from which it was opened, else within its group. */
 
 import type { Row } from "../api/answers";
 import { rowsOf } from "./query";
 
-const AROUND = 200; // rows before and after the place where a rollout was: others may have come or gone since
+const AROUND = 200; // rows to search around a rollout's earlier place, since rows may have come or gone
 
 interface Walk {
   r: string;
@@ -18,7 +18,7 @@ export function openedFrom(r: string, query: string, index: number, id: string):
   walk = { r, query, index, id };
 }
 
-/** Where the table was left, to come back to. */
+/** The place where the reader left the table. */
 export function leftAt(r: string, query: string): number | null {
   return walk !== null && walk.r === r && walk.query === query ? walk.index : null;
 }

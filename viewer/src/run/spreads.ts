@@ -1,4 +1,4 @@
-/** Rewards over time in intervals that hold enough of them to have a mean. */
+/** Rewards over time in intervals with enough rewards for a mean. */
 
 import type { Num, Overview, Spread } from "../api/answers";
 import { float } from "../format";
@@ -28,11 +28,11 @@ function joined(intervals: Interval[]): { rollouts: number; reward: Spread | nul
   }
   if (n === 0) return { rollouts: 0, reward: null };
   const mean = total / n;
-  const quantiles: Num[] = []; // those of a whole are not to be had from those of its parts
+  const quantiles: Num[] = []; // quantiles of a whole cannot be computed from those of its parts
   return { rollouts: n, reward: { mean, std: Math.sqrt(Math.max(0, squares / n - mean * mean)), min, max, quantiles } };
 }
 
-/** Neighboring intervals joined until each has enough rewards; x in nanoseconds since the first. */
+/** Join neighboring intervals until each has enough rewards; x is in nanoseconds since the first. */
 export function overTime(intervals: Interval[]): Point[] {
   const began = intervals[0]?.at_ns ?? 0;
   const all = intervals.reduce((sum, one) => sum + one.rollouts, 0);
@@ -47,7 +47,7 @@ export function overTime(intervals: Interval[]): Point[] {
     parts.at(-1)?.push(one);
     held += one.rollouts;
   }
-  // What is left over at the end goes with what came before it.
+  // A rest at the end is added to the interval before it.
   if (held < enough && parts.length > 1) parts.at(-2)?.push(...(parts.pop() ?? []));
   return parts.map((part) => ({ x: ((part[0]?.at_ns ?? began) + (part.at(-1)?.at_ns ?? began)) / 2 - began, ...joined(part) }));
 }

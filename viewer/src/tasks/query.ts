@@ -1,4 +1,4 @@
-/** What the table of tasks asks for, and the same over the rows that an exported page carries. */
+/** The query of the table of tasks, and its answer from the rows of an exported page. */
 
 import type { TaskRow, TasksAnswer } from "../api/answers";
 import { json } from "../api/client";
@@ -9,7 +9,7 @@ import { paths } from "../route.svelte";
 
 export const NAMES = ["step", "solved_by", "solved_at", "name", "sort"] as const;
 
-/** Only what the server knows, in a steady order: two equal views have one address. */
+/** Only the server's parameters, in a fixed order, so that equal views have the same address. */
 export function taskQuery(address: URLSearchParams): URLSearchParams {
   const kept = new URLSearchParams();
   for (const name of NAMES) {
@@ -27,13 +27,13 @@ export async function tasksOf(r: string, query: string, limit: number, signal?: 
 
 export const keyOf = (row: TaskRow): string => JSON.stringify([row.source, row.task, row.group]);
 
-/** Where the attempts at a task are shown: side by side, or as rows if they are of several groups. */
+/** The address of the attempts at a task: side by side, or as rows if they are of several groups. */
 export function attemptsOf(r: string, row: TaskRow, within: Record<string, string>): string {
   if (row.group !== null) return paths.group(r, row.group);
   return paths.rollouts(r, Object.fromEntries(tableQuery(new URLSearchParams({ ...within, task: row.task ?? "", source: row.source ?? "" }))));
 }
 
-/** The mean reward of the last step, less that of the first; null: it was rewarded at one step only. */
+/** The mean reward of the last step minus that of the first; null if only one step has rewards. */
 export function change(row: TaskRow): number | null {
   const first = row.by_step[0], last = row.by_step.at(-1);
   return first && last && first !== last ? last[1] - first[1] : null;
@@ -55,7 +55,7 @@ function chosenTasks(all: TasksAnswer, query: URLSearchParams, limit: number): T
   return { ...all, matched: rows.length, rows: sorted(rows, SORT_BY, query.get("sort") ?? "mean").slice(0, limit) };
 }
 
-/** Rows in the order that is asked for, as the server has them: those without a value last, equals with more attempts first. */
+/** Rows in the requested order, as on the server: those without a value last, equals with more attempts first. */
 export function sorted<T>(rows: T[], keys: Record<string, (row: T) => number | string | null>, sort: string): T[] {
   const by = keys[sort.replace(/^-/, "")] ?? (() => null), attempts = keys["attempts"] ?? (() => 0);
   const sign = sort.startsWith("-") ? -1 : 1;

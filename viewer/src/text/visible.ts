@@ -1,4 +1,4 @@
-/** Characters that a reader cannot see, or that change how others are read, kept apart from plain text. */
+/** Find characters that a reader cannot see, or that change the meaning of others. */
 
 export interface Run {
   text: string;
@@ -30,7 +30,7 @@ function code(point: number): string {
   return `U+${point.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
-/** A joiner inside an emoji, and a carriage return that belongs to a line break, are no surprise. */
+/** Whether a hidden character is harmless: a joiner inside an emoji, or a carriage return of a line break. */
 function expected(text: string, at: number, point: number): boolean {
   if (point === 0x0d) return text[at + 1] === "\n";
   return point === 0x200d && EMOJI.test(text.slice(Math.max(0, at - 3), at)) && EMOJI.test(text.slice(at + 1, at + 3));
@@ -54,7 +54,7 @@ export function runsOf(text: string): Run[] {
 
 const ENDLESS = /[^\s]{400}/;
 
-/** Text in pieces between which a line may break: a browser needs time that grows with the square of a word. */
+/** Text in pieces between which a line may break, since a browser's time grows with the square of a word. */
 export function pieces(text: string): string[] {
   return ENDLESS.test(text) ? (text.match(/\S{1,100}\s*|\s+/gu) ?? []) : [text];
 }

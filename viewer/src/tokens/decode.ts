@@ -21,7 +21,7 @@ export interface TokenHeader {
   spans: Span[];
   versions: (string | [string, string])[];
   sample: { id: string; index: number; reward: Num; advantage: Num; loss_weight: Num; trained?: number } | null;
-  top?: number; // how many of the most likely tokens each place has
+  top?: number; // number of most likely tokens per place
   trainer?: { step: number; place: string; joined: boolean; tokens?: number; records?: { step: number; place: string }[] } | null;
   missing: string[];
 }
@@ -44,7 +44,7 @@ export interface TopToken {
   logprob: number;
 }
 
-const PART = "⋯"; // a token that ends inside a character, which is shown with the token that completes it
+const PART = "⋯"; // for a token that ends inside a character; the completing token shows the character
 const HIGH = /[^\x00-\x7f]/; // Windows-1252 spells no byte below 128 otherwise, and none above it as ASCII
 
 function hexadecimal(bytes: Uint8Array): string {
@@ -62,7 +62,7 @@ export class TokenSheet {
   readonly #columns = new Map<string, Column>();
   readonly #offsets: Int32Array;
   readonly #bytes: Uint8Array;
-  readonly #byteText: string; // a character for each byte: right for what is ASCII, which most tokens are
+  readonly #byteText: string; // one character per byte: correct for ASCII, as most tokens are
   readonly #strict = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
   constructor(readonly header: TokenHeader, buffer: ArrayBuffer, base: number) {
@@ -80,7 +80,7 @@ export class TokenSheet {
     return this.#columns.has(name);
   }
 
-  /** The value of a column at a token; NaN where there is none. */
+  /** The value of a column at a token, or NaN. */
   value(name: string, token: number): number {
     const column = this.#columns.get(name);
     return column === undefined ? Number.NaN : Number(column[token] ?? Number.NaN);
@@ -101,7 +101,7 @@ export class TokenSheet {
     return column instanceof Int32Array ? column : null;
   }
 
-  /** What a token spells. A character of several tokens is with the last; bytes that are none as hexadecimal; the id where nobody knows. */
+  /** The text of a token. A character of several tokens is shown with the last; invalid bytes in hexadecimal; the id without a tokenizer. */
   text(token: number): string {
     if (!this.has("text_offsets")) return `[${this.value("ids", token)}]`;
     const start = this.#offsets[token] ?? 0, stop = this.#offsets[token + 1] ?? 0;
@@ -115,7 +115,7 @@ export class TokenSheet {
     return hexadecimal(this.#bytes.subarray(start, Math.min(stop, start + 64)));
   }
 
-  /** The characters of which a token has some of the bytes, but not all. */
+  /** The characters of which a token has only some of the bytes. */
   parts(token: number): CharacterPart[] {
     const start = this.#offsets[token] ?? 0, stop = this.#offsets[token + 1] ?? 0;
     if (start === stop || !HIGH.test(this.#byteText.slice(start, stop))) return [];
@@ -128,14 +128,14 @@ export class TokenSheet {
     return found;
   }
 
-  /** A token in a list: its text, or which part of which character it is. */
+  /** A token for a list: its text, or its part of a character. */
   label(token: number): string {
     const text = this.text(token);
     const part = text === PART ? this.parts(token)[0] : undefined;
     return part === undefined ? text : partText(part);
   }
 
-  /** Where the character begins and ends to which a byte belongs; null: to none. */
+  /** The beginning and end of the character of a byte, or null. */
   #characterAround(place: number): [number, number] | null {
     let from = place;
     while (from > place - 3 && from > 0 && ((this.#bytes[from] ?? 0) & 0xc0) === 0x80) from -= 1;
@@ -152,7 +152,7 @@ export class TokenSheet {
     }
   }
 
-  /** The most likely tokens at a place, best first, as the engine gave them. */
+  /** The most likely tokens at a place, best first, from the engine. */
   top(token: number): TopToken[] {
     const count = this.header.top ?? 0;
     const found: TopToken[] = [];
@@ -180,7 +180,7 @@ export class TokenSheet {
     }
   }
 
-  /** The span in which a token lies. */
+  /** The span of a token. */
   spanAt(token: number): Span | null {
     let low = 0, high = this.spans.length - 1;
     while (low <= high) {

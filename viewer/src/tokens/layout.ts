@@ -1,4 +1,4 @@
-/** Tokens set in lines of equal height, so that any range of them can be drawn by itself. */
+/** Lay out tokens in lines of equal height, so that any range of lines can be drawn separately. */
 
 import { runsOf } from "../text/visible";
 import type { Span, TokenSheet } from "./decode";
@@ -6,7 +6,7 @@ import type { Span, TokenSheet } from "./decode";
 export const LINE = 24; // the height of a line, in pixels
 
 export interface SheetLine {
-  head: number; // index of the span that begins here, whose title the line shows; else -1
+  head: number; // index of the span that begins here, whose title the line shows, or -1
   first: number; // pieces [first, last)
   last: number;
 }
@@ -16,10 +16,10 @@ export interface Layout {
   token: Int32Array; // of each piece
   from: Int32Array; // characters [from, to) of the token's shown text
   to: Int32Array;
-  lineOf: Int32Array; // of each token: the line in which it begins
+  lineOf: Int32Array; // for each token: the line in which it begins
 }
 
-/** A token as it is shown: line breaks and hidden characters have signs. */
+/** The shown text of a token: line breaks and hidden characters have symbols. */
 export function shownText(text: string): string {
   if (/^[\x20-\x7e]*$/.test(text)) return text || "∅";
   return runsOf(text)
@@ -32,7 +32,7 @@ export function shownText(text: string): string {
 
 type Width = (text: string) => number;
 
-/** Widths in columns of the fixed-width font; what it lacks is measured, once for each text. */
+/** Widths in columns of the fixed-width font; texts with other characters are measured once each. */
 export function widths(context: CanvasRenderingContext2D, cell: number): Width {
   const known = new Map<string, number>();
   return (text) => {

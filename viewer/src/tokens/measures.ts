@@ -1,4 +1,4 @@
-/** What tokens can be colored by, and which class of color a value gets. */
+/** The measures by which tokens can be colored, and the color classes of their values. */
 
 import { type TermName, fateFamily } from "../words";
 import type { TokenSheet } from "./decode";
@@ -10,14 +10,14 @@ export interface Measure {
   about: string;
   kind: "more" | "around" | "kinds";
   needs: string;
-  /** Bad is large here: what "the worst" means; NaN where the token has no value. */
+  /** The badness of a token, by which "the worst" are found; larger is worse, NaN without a value. */
   badness: (sheet: TokenSheet, token: number) => number;
   /** The color's class: "" for none, h1…h6 of a ramp, b1…b3 below and a1…a3 above a middle, k0…k5, f-…. */
   tint: (sheet: TokenSheet, token: number) => string;
   value: (sheet: TokenSheet, token: number) => number;
-  scale: string[]; // what the steps of the ramp stand for
-  worst: string; // what a list of the worst is called
-  from: string; // what the steps of the ramp are the beginnings of
+  scale: string[]; // labels of the ramp's steps
+  worst: string; // title of a list of the worst
+  from: string; // meaning of the beginnings of the ramp's steps
 }
 
 function ramp(limits: number[]): (value: number) => string {
@@ -54,7 +54,7 @@ const figures = ramp([0.1, 0.4, 0.8, 1.4, 2.2, 3.2]);
 const mismatch = ramp([1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1]);
 const same = (value: number) => value;
 
-/** The entropy of the engine's most likely tokens, with all others as one more: the whole one is at least as large. */
+/** A lower bound of the entropy: that of the engine's most likely tokens, with all others as one more. */
 function topEntropy(sheet: TokenSheet, token: number): number {
   const count = sheet.header.top ?? 0;
   let rest = 1, sum = 0, known = false;
@@ -96,7 +96,7 @@ export const MEASURES: Measure[] = [
   },
 ];
 
-/** Whether the trainer trained a token; null: its record does not have the token, or there is none. */
+/** Whether the trainer trained a token; null without a record, or if the record lacks the token. */
 export function trainedByTrainer(sheet: TokenSheet, token: number): boolean | null {
   if (!sheet.has("trainer_trained") || token >= (sheet.header.trainer?.tokens ?? sheet.n)) return null;
   return sheet.value("trainer_trained", token) === 1;
@@ -126,7 +126,7 @@ export function offered(sheet: TokenSheet): Measure[] {
   return MEASURES.filter((one) => sheet.has(one.needs) && (one.key !== "version" || sheet.header.versions.length > 0));
 }
 
-/** The tokens with the largest badness, worst first; ties in their order. Only such as have a color: the rest do not stand out. */
+/** The tokens with the largest badness, worst first, ties in order. Only tokens with a color count. */
 export function worstTokens(sheet: TokenSheet, by: Measure, most = 30): number[] {
   if (by.key === "version" && sheet.header.versions.length < 2) return [];
   const best: { token: number; bad: number }[] = [];

@@ -1,11 +1,11 @@
-/** Terminal colors in recorded output: what SGR sequences say, mapped to colors that can be read in both themes. */
+/** Terminal colors in recorded output: SGR sequences, mapped to colors that are readable in both themes. */
 
 export interface AnsiRun {
   text: string;
   color: string | null; // for CSS, with one value for each theme
   background: string | null;
   classes: string;
-  control: boolean; // a sequence that is no style; `text` names it
+  control: boolean; // not a style sequence; `text` names it
 }
 
 type Rgb = [number, number, number];
@@ -20,11 +20,11 @@ const BASIC: Rgb[] = [
   [40, 40, 40], [194, 54, 33], [37, 138, 36], [155, 115, 16], [40, 84, 196], [160, 50, 160], [20, 130, 145], [170, 170, 170],
   [110, 110, 110], [220, 60, 40], [45, 160, 45], [190, 140, 20], [70, 120, 230], [190, 70, 190], [30, 160, 175], [235, 235, 235],
 ];
-const LIGHT: Rgb = [242, 240, 234], DARK: Rgb = [14, 13, 12]; // what code stands on in either theme
+const LIGHT: Rgb = [242, 240, 234], DARK: Rgb = [14, 13, 12]; // the backgrounds of code in both themes
 const READABLE = 4.6; // contrast
 const MARKS: Record<number, string> = { 1: "bold", 2: "faint", 3: "italic", 4: "underline", 7: "inverse", 9: "strike" };
 const ENDS: Record<number, string[]> = { 22: ["bold", "faint"], 23: ["italic"], 24: ["underline"], 27: ["inverse"], 29: ["strike"] };
-// CSI sequences, OSC sequences up to their end, and what else begins with ESC.
+// CSI sequences, OSC sequences up to their end, and other sequences with ESC.
 // eslint-disable-next-line no-control-regex
 const SEQUENCE = /\x1b\[([0-?]*)([ -/]*)([@-~])|\x1b\]([^\x07\x1b]{0,2000})(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b[=>78cDEHMNOZ]/g;
 
@@ -54,7 +54,7 @@ function contrast(a: Rgb, b: Rgb): number {
   return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05);
 }
 
-/** A color moved towards black or white until it can be read on another. */
+/** A color moved towards black or white until it is readable on another. */
 function readableOn(color: Rgb, ground: Rgb): Rgb {
   const goal = luminance(ground) > 0.18 ? 0 : 255;
   let now = color;
@@ -74,7 +74,7 @@ function colorOf(style: Style): Pick<AnsiRun, "color" | "background"> {
   return { color: fg && `light-dark(${css(readableOn(fg, LIGHT))}, ${css(readableOn(fg, DARK))})`, background: null };
 }
 
-/** Change a style as the numbers of one sequence say. */
+/** Change a style by the numbers of one sequence. */
 function apply(style: Style, given: string): void {
   const codes = given.split(/[;:]/).map((part) => (part === "" ? 0 : Number(part)));
   for (let at = 0; at < codes.length; at++) {
@@ -96,7 +96,7 @@ function apply(style: Style, given: string): void {
   }
 }
 
-/** Output in runs of one style each. A sequence that is no style is named, so that nothing is hidden. */
+/** Output in runs of one style each. Other sequences are named, so that nothing is hidden. */
 export function ansiRuns(text: string): AnsiRun[] {
   const runs: AnsiRun[] = [];
   const style: Style = { fg: null, bg: null, marks: new Set() };

@@ -1,4 +1,4 @@
-/** The conversations of a rollout besides the one in view: sub-agents, who called them, and requests that were refused. */
+/** The conversations of a rollout besides the one in view: sub-agents with their callers, and refused requests. */
 
 import type { RolloutAnswer, Session } from "../api/answers";
 import { type DrawnTree, type TreeRow, leafFor, pathTo } from "../rollout/turntree";
@@ -14,8 +14,8 @@ export interface Conversation {
   first: TreeRow;
   leaf: TreeRow;
   turns: number;
-  about: string; // what it was asked
-  caller: string | null; // the turn whose reply called for it
+  about: string; // its request
+  caller: string | null; // the turn whose reply called it
 }
 
 export interface Refusal {
@@ -25,14 +25,14 @@ export interface Refusal {
   session: string;
 }
 
-const MATCHED = 16; // characters of a prompt that tell it from a chance match
+const MATCHED = 16; // characters of a prompt that are enough to exclude a chance match
 const SHOWN = 160;
 
 function askedOf(row: TreeRow): string {
   return (row.turn.new_messages.findLast((message) => message.role === "user")?.text ?? "").trim();
 }
 
-/** The turn that called for a conversation: its call's argument is what the conversation was asked; else by the tree. */
+/** The turn that called a conversation: an argument of its call is the conversation's request; else by the tree. */
 function callerOf(first: TreeRow, drawn: Drawn[]): string | null {
   const asked = askedOf(first);
   for (const { tree } of drawn) {
@@ -45,7 +45,7 @@ function callerOf(first: TreeRow, drawn: Drawn[]): string | null {
   return first.fork?.parent ?? null;
 }
 
-/** Sub-agents of a rollout: conversations of their own in a session, and sessions after the first. */
+/** Sub-agents of a rollout: separate conversations in a session, and sessions after the first. */
 export function subAgents(drawn: Drawn[]): Conversation[] {
   const main = drawn.find(({ tree }) => tree.rows.length);
   return drawn.flatMap((one) =>
@@ -59,7 +59,7 @@ export function subAgents(drawn: Drawn[]): Conversation[] {
   );
 }
 
-/** Refused requests by the turn after which they came; "" for those before the first. */
+/** Refused requests by the previous turn; "" for those before the first. */
 export function refusalsByTurn(rollout: RolloutAnswer, turns: TreeRow[]): Map<string, Refusal[]> {
   const found = new Map<string, Refusal[]>();
   const sessions = new Set(rollout.sessions.map((session) => session.id));

@@ -1,6 +1,6 @@
-/** Diffs: those that were recorded, as unified diffs and as patches of an agent's tool, and those of two texts. */
+/** Diffs: recorded ones, as unified diffs and as patches of an agent's tool, and diffs of two texts. */
 
-export type LineKind = "add" | "del" | "same" | "hunk" | "file" | "none"; // none: no part of a diff
+export type LineKind = "add" | "del" | "same" | "hunk" | "file" | "none"; // none: not part of a diff
 
 export interface DiffLine {
   kind: LineKind;
@@ -9,15 +9,15 @@ export interface DiffLine {
 
 const HUNK = /^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@/;
 const PATCH = /^\*\*\* (?:Begin Patch|End Patch|Add File: |Update File: |Delete File: |Move to: |End of File)/;
-const MOST_LINES = 1500; // of a text that is compared: the time grows with the square
+const MOST_LINES = 1500; // of a compared text, since the time grows with the square
 
 export function looksLikeDiff(text: string): boolean {
   return /^(?:@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@|\*\*\* Begin Patch\s*$)/m.test(text);
 }
 
-/** The lines of a text that holds diffs. A hunk ends where its header says: text after it is no part of it. */
+/** The lines of a text with diffs. A hunk has the length in its header; text after it is not part of it. */
 export function diffLines(text: string): DiffLine[] {
-  let before = 0, after = 0; // lines that the hunk still has on either side
+  let before = 0, after = 0; // remaining lines of the hunk on each side
   let inPatch = false;
   return text.split("\n").map((line): DiffLine => {
     const hunk = HUNK.exec(line);
@@ -43,7 +43,7 @@ export function diffLines(text: string): DiffLine[] {
   });
 }
 
-/** What changes between two texts, line by line; null: they are too long to compare. */
+/** The changes between two texts by line, or null if they are too long to compare. */
 export function compareTexts(before: string, after: string): DiffLine[] | null {
   const a = before === "" ? [] : before.split("\n"), b = after === "" ? [] : after.split("\n");
   let head = 0, tail = 0;
@@ -51,7 +51,7 @@ export function compareTexts(before: string, after: string): DiffLine[] | null {
   while (tail < a.length - head && tail < b.length - head && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail += 1;
   const x = a.slice(head, a.length - tail), y = b.slice(head, b.length - tail);
   if (x.length > MOST_LINES || y.length > MOST_LINES) return null;
-  // common[i][j]: how many lines the rests after i and j have in common, in order
+  // common[i][j]: the length of the longest common subsequence of the lines from i and from j on
   const common = Array.from({ length: x.length + 1 }, () => new Uint16Array(y.length + 1));
   for (let i = x.length - 1; i >= 0; i--) {
     const row = common[i] as Uint16Array, next = common[i + 1] as Uint16Array;

@@ -1,10 +1,10 @@
-/** What a reader looks for in a transcript, as an expression that finds it in text. */
+/** A search in a transcript, as a regular expression. */
 
 import type { Message } from "../api/answers";
 import { callText } from "./toolcalls";
 
 export interface Matcher {
-  asked: string; // as it stands in the address
+  asked: string; // as in the address
   pattern: RegExp; // global
 }
 
@@ -12,7 +12,7 @@ const WORDS = /"([^"]*)"|(\S+)/g;
 const UNSPACED = /[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]/; // scripts without spaces
 const escape = (text: string) => text.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&");
 
-/** One term of a search over the run as an expression: whole words, whatever stands between them; null: it has none. */
+/** One term of a search of the run as an expression: whole words with anything between them; null without words. */
 function termPattern(text: string, beginning: boolean): string | null {
   const words = text.match(/[\p{L}\p{N}\p{Co}]+/gu);
   if (!words) return null;
@@ -22,7 +22,7 @@ function termPattern(text: string, beginning: boolean): string | null {
   return starts + words.map(escape).join("[^\\p{L}\\p{N}\\p{Co}]+") + ends;
 }
 
-/** What the address asks for: `q` as a search over the run takes it, `find` as it stands. */
+/** The search in the address: `q` in the syntax of a search of the run, `find` literally. */
 export function matcherOf(query: URLSearchParams): Matcher | null {
   const find = query.get("find"), q = query.get("q");
   if (find) return { asked: find, pattern: new RegExp(escape(find), "giu") };
@@ -36,12 +36,12 @@ export function occursIn(matcher: Matcher, text: string): boolean {
   return matcher.pattern.test(text) && ((matcher.pattern.lastIndex = 0), true);
 }
 
-/** Whether it occurs in what a message says, thinks or calls for. */
+/** Whether the text, thinking or calls of a message have a match. */
 export function occursInMessage(matcher: Matcher, message: Message): boolean {
   return occursIn(matcher, [message.reasoning ?? "", message.text, ...(message.tool_calls ?? []).map(callText)].join("\n"));
 }
 
-/** Where it first occurs in a text, at or after a place; null: nowhere. */
+/** The first match in a text at or after a place, or null. */
 export function placeOf(matcher: Matcher, text: string, from = 0): { start: number; stop: number } | null {
   matcher.pattern.lastIndex = from;
   const match = matcher.pattern.exec(text);
@@ -51,7 +51,7 @@ export function placeOf(matcher: Matcher, text: string, from = 0): { start: numb
 
 const BLOCK = "p, li, td, th, pre, div, summary, button, dd, dt, h1, h2, h3, h4";
 
-/** Where it occurs in what an element shows. Text of two blocks is not read as one. */
+/** The matches in the shown text of an element. A match does not span blocks. */
 export function rangesIn(element: Element, matcher: Matcher): Range[] {
   const ranges: Range[] = [];
   const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);

@@ -1,15 +1,15 @@
-/** The highlighter, loaded when code is first shown. Until then, and where it cannot be loaded, code is plain text. */
+/** The highlighter, loaded when code is first shown. Until then, or if it cannot be loaded, code is plain text. */
 
 import { onDemand } from "../ondemand";
 
 export interface CodeRun {
   text: string;
-  kind: string; // of the highlighter's own; "": plain
+  kind: string; // the highlighter's name of the kind; "" for plain
 }
 
 export type Highlight = (code: string, language: string) => CodeRun[] | null;
 
-const LONGEST = 60_000; // characters; more takes too long to color
+const LONGEST = 60_000; // characters; longer code takes too long
 
 let loaded = $state.raw<Highlight | null>(null);
 let asked = false;
@@ -19,14 +19,14 @@ async function load(): Promise<void> {
   loaded = (await onDemand<{ highlight: Highlight }>("highlighter"))?.highlight ?? null;
 }
 
-/** Code in colored runs; null: it is not colored, or not yet. */
+/** Code in colored runs, or null if it is not colored, or not yet. */
 export function highlighted(code: string, language: string | null): CodeRun[] | null {
   if (language === null || code.length > LONGEST) return null;
   if (!asked) queueMicrotask(() => asked || void load());
   return loaded?.(code, language) ?? null;
 }
 
-/** Runs line by line, without the breaks between them. */
+/** Runs by line, without line breaks. */
 export function runsByLine(runs: CodeRun[]): CodeRun[][] {
   const lines: CodeRun[][] = [[]];
   for (const run of runs) {
@@ -47,13 +47,13 @@ const BY_EXTENSION: Record<string, string> = {
 
 const BY_NAME: Record<string, string> = { dockerfile: "dockerfile", makefile: "makefile" };
 
-/** The language of a file, by its name; null: not known. */
+/** The language of a file by its name, or null. */
 export function languageOfFile(path: string): string | null {
   const name = (path.split("/").pop() ?? "").toLowerCase();
   return BY_NAME[name] ?? BY_EXTENSION[name.split(".").at(-1) ?? ""] ?? null;
 }
 
-/** The language that a fence names; null: none. */
+/** The language of a fence, or null. */
 export function languageOfFence(info: string): string | null {
   const name = (info.trim().split(/[\s{,]/)[0] ?? "").toLowerCase();
   if (!name) return null;

@@ -1,4 +1,4 @@
-/** Markdown as a tree that components draw. No HTML is made of it: tags stay text, addresses are never followed. */
+/** Markdown as a tree that components draw. It never becomes HTML: tags stay text, addresses are never followed. */
 
 import MarkdownIt, { type Token } from "markdown-it";
 
@@ -11,17 +11,17 @@ export interface MarkdownNode {
   children: MarkdownNode[];
 }
 
-const LONGEST = 120_000; // characters; more is shown as plain text
+const LONGEST = 120_000; // characters; longer text is shown as plain text
 const parser = new MarkdownIt({ html: false, linkify: false, typographer: false, maxNesting: 24 });
-// Addresses are shown, not followed: none needs to be refused, and the text stays as it was written.
+// Addresses are only shown, so none needs to be refused, and the text stays unchanged.
 parser.validateLink = () => true;
 parser.normalizeLink = (address) => address;
 parser.normalizeLinkText = (address) => address;
 
-// What a line begins with, or holds, that Markdown draws differently from plain text.
+// Parts of lines that look different in Markdown.
 const MARKED = /^ {0,3}(?:#{1,6} |[-*+] |\d{1,9}[.)] |> ?|```|~~~|\|)|^ {0,3}(?:[-*_] ?){3,}$|[*_`]\S|\]\(|\n\n| {2}\n/m;
 
-/** Whether a text looks different as Markdown, and is short enough to be drawn so. */
+/** Whether a text looks different as Markdown, and is short enough for it. */
 export function isMarkdown(text: string): boolean {
   return text.length <= LONGEST && MARKED.test(text);
 }
@@ -68,7 +68,7 @@ function grow(tokens: Token[], into: MarkdownNode[]): void {
   for (const token of tokens) {
     const here = path.at(-1) ?? into;
     if (token.nesting === 1) {
-      // A paragraph of a tight list is its text alone.
+      // A paragraph of a tight list is only its text.
       const made = token.hidden ? null : opened(token);
       if (made) here.push(made);
       path.push(made ? made.children : here);

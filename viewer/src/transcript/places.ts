@@ -1,16 +1,16 @@
-/** Places of a transcript on the screen: how one is brought into view, and which turn is being read. */
+/** Places of a transcript on the screen: scroll to one, and find the turn that is being read. */
 
-const HEAD = 48; // the page's own head
+const HEAD = 48; // pixels of the page's head
 const GAP = 6;
-let current: (() => void) | null = null; // ends what was being brought into view before
-const SETTLES_MS = 1500; // images, fonts and the highlighter come in while a reader waits
+let current: (() => void) | null = null; // ends the previous scroll
+const SETTLES_MS = 1500; // time for images, fonts and the highlighter to load
 
-/** Where a reader's view begins: below the page's head and the transcript's bar, which do not scroll. */
+/** The top of the reader's view: below the page's head and the transcript's bar, which do not scroll. */
 function viewTop(): number {
   return HEAD + GAP + (document.querySelector<HTMLElement>("[data-bar]")?.offsetHeight ?? 0);
 }
 
-/** Bring a place to the top of the view, or so far below it, and keep it there until all is drawn or the reader moves. */
+/** Scroll a place to the top of the view, or `below` it, and keep it there until all is drawn or the reader scrolls. */
 export function bringIntoView(find: () => Element | Range | null | undefined, below = 0): void {
   current?.();
   const until = performance.now() + SETTLES_MS;
@@ -34,7 +34,7 @@ export function bringIntoView(find: () => Element | Range | null | undefined, be
   align();
 }
 
-/** The last of some elements that begins above the place where one reads. */
+/** The last of some elements that begins above the reading position. */
 export function elementAtTop(elements: Iterable<Element>): Element | null {
   let found: Element | null = null;
   const top = viewTop() + 24;

@@ -1,4 +1,4 @@
-/** How this reader wants texts: set out, or as they were recorded. It is kept between visits. */
+/** The reader's choice of texts: formatted, or as recorded. It is stored between visits. */
 
 const KEY = "rolltape-plain-text";
 
@@ -21,7 +21,7 @@ export const reading = {
     try {
       localStorage.setItem(KEY, plain ? "yes" : "no");
     } catch {
-      // It holds until the page is closed.
+      // Without storage it is kept until the page is closed.
     }
   },
 };

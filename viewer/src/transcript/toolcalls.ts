@@ -1,4 +1,4 @@
-/** A tool call as its parts are read: a command, a diff, a file, a checklist, texts, and short values. */
+/** A tool call in readable parts: a command, a diff, a file, a checklist, texts, and short values. */
 
 import type { ToolCall } from "../api/answers";
 import { pretty } from "../rollout/pretty";
@@ -9,14 +9,14 @@ export type CallPart =
   | { kind: "command"; text: string }
   | { kind: "diff"; name: string; lines: DiffLine[] }
   | { kind: "code"; name: string; text: string; language: string | null }
-  | { kind: "text"; name: string; text: string } // prose, which may be Markdown
+  | { kind: "text"; name: string; text: string } // may be Markdown
   | { kind: "checklist"; items: { text: string; state: "done" | "doing" | "open" }[] }
   | { kind: "values"; values: [string, string][] };
 
 export interface ShownCall {
-  about: string; // what it is about, on one line; may be ""
+  about: string; // its subject on one line; may be ""
   parts: CallPart[];
-  malformed: boolean; // the arguments are no JSON object
+  malformed: boolean; // the arguments are not a JSON object
 }
 
 type Fields = Record<string, unknown>;
@@ -30,7 +30,7 @@ function isFields(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** The arguments as an object; null: they are none. */
+/** The arguments as an object, or null if they are not one. */
 export function argumentFields(call: ToolCall): Fields | null {
   let value = call.arguments;
   if (typeof value === "string") {
@@ -43,7 +43,7 @@ export function argumentFields(call: ToolCall): Fields | null {
   return value === null || value === undefined ? {} : isFields(value) ? value : null;
 }
 
-/** A command as it would be typed: the script of `bash -lc`, or the words of a command. */
+/** A command as typed: the script of `bash -lc`, or the words of a command. */
 function commandText(value: unknown): string | null {
   if (typeof value === "string") return value;
   if (!Array.isArray(value) || !value.length || !value.every((word) => typeof word === "string")) return null;
@@ -93,7 +93,7 @@ export function shownCall(call: ToolCall): ShownCall {
     rest.delete(file);
   }
   for (const key of ["command", "cmd"]) {
-    const isEditor = key === "command" && file !== undefined; // an editor's sub-command, no shell's
+    const isEditor = key === "command" && file !== undefined; // an editor's sub-command, not a shell's
     const command = isEditor ? null : commandText(fields[key]);
     if (command === null) continue;
     parts.push(looksLikeDiff(command) ? { kind: "code", name: "", text: command, language: "diff" } : { kind: "command", text: command });

@@ -17,7 +17,7 @@ from rolltape.tape.journal.entries import NewEvent
 from rolltape.tape.run import RolloutRow
 
 _SHOWN_REASONS = 20
-_NOW, _ALREADY, _TAKEN_BACK = "filtered_now", "filtered_already", "taken_back"  # what happens to a filter
+_NOW, _ALREADY, _TAKEN_BACK = "filtered_now", "filtered_already", "taken_back"  # the change of a filter
 
 
 def filter(  # noqa: A001 - the name of the command
@@ -63,7 +63,7 @@ def filter(  # noqa: A001 - the name of the command
 
 
 class _Line(NamedTuple):
-    """A filter, and what happens to it."""
+    """A filter, and its change."""
 
     key: tuple[str, int]
     by: str | None

@@ -15,7 +15,7 @@ from rolltape.tape.recording.annotating import check_place
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Which part of a rollout a tag or note is on, and who writes it."""
+    """The options for the place of a tag or note in a rollout, and its author."""
 
     turn: TurnOption = None
     tokens: Annotated[
@@ -25,11 +25,11 @@ class PlaceOptions:
     by: Annotated[str | None, option("--by NAME", "Author (default: your user name).")] = None
 
     def author(self) -> str:
-        """Who writes it."""
+        """The author: of --by, else the user."""
         return self.by or getpass.getuser()
 
     def find(self, selected: SelectedRollouts) -> tuple[Rollout, str | None, TokenRange | None]:
-        """The rollout, the turn and the tokens that are meant; raises NoSuchRollout if it does not have them."""
+        """Find the rollout, the turn and the tokens; raises NoSuchRollout if the rollout does not have them."""
         (rollout,) = selected
         if self.tokens is not None and self.turn is None:
             raise UsageError(f"--tokens {self.tokens}: give --turn as well")
@@ -44,7 +44,7 @@ class PlaceOptions:
 
 
 def check_turn(given: str) -> str:
-    """What --turn names, if it can be a turn."""
+    """Check the value of --turn; raises UsageError if it cannot be a turn."""
     try:
         return given if is_short_turn(given) else parse_turn_id(given).id
     except RecordError:

@@ -1,4 +1,4 @@
-"""`rolltape score --ungraded`: grade rollouts again that could not be graded, without sampling."""
+"""`rolltape score --ungraded`: grade rollouts that could not be graded before, without sampling."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _SHOWN_RESULTS = 20
 def grade_ungraded(
     run: Run, *, step: int | None, judge: Judge | None, limit_s: float, as_json: bool, dry_run: bool
 ) -> Exit:
-    """Grade what has no grade, and print what came of it."""
+    """Grade rollouts without a grade, and print the results."""
     rows = find_ungraded(run, step=step)
     results: list[RolloutResult] = []
     if rows and not dry_run:

@@ -63,7 +63,7 @@ def check(run: RunArgument, as_json: JsonOption = False) -> int:
 
 
 def _each(tape: Run, rows: Sequence[RolloutRow]) -> Iterator[Rollout | Breach]:
-    """Every rollout, or the breach that kept it from loading."""
+    """Yield every rollout, or the breach that prevented its loading."""
     left = {row.key: row for row in rows}
     try:
         for rollout in tape.rollouts():
@@ -91,7 +91,7 @@ def _breaches(rollout: Rollout, policies: Sequence[CutPolicy]) -> list[Breach]:
 
 
 def _token_findings(tape: Run, steps: Sequence[TokenStep]) -> Iterator[Breach]:
-    """Where a trainer's records and the tape disagree; records that name no sample say nothing."""
+    """Yield where a trainer's records and the tape disagree. Records that name no sample are skipped."""
     for step in steps:
         try:
             for check in check_steps(tape, steps, [step]):

@@ -15,7 +15,7 @@ _SIDES = "Sides"
 
 @dataclass(frozen=True)
 class ComparedParts:
-    """Which rollouts of the two runs are compared."""
+    """The options that select the compared rollouts of the two runs."""
 
     a_step: Annotated[
         str, option("--a-step STEPS", "Only this step of A, or a range such as 10-19.", section=_SIDES)

@@ -74,7 +74,7 @@ def push(
 
 
 def _current_form(to: str, project: str | None) -> str:
-    """`--to` as it is spelled now; 0.1 had the project in an option of its own. Remove in 0.3."""
+    """`--to` in its current form; in 0.1 the project was a separate option. Remove in 0.3."""
     if to == "trackio":
         note("--to trackio is deprecated; use --to trackio:PROJECT")
         return f"trackio:{project or 'rolltape'}"

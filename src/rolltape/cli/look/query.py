@@ -18,7 +18,7 @@ from rolltape.records.policy import Credit, CutPolicy
 
 TABLES = ("rollouts", "turns", "messages", "samples")
 _ROWS_AT_A_TIME = 1000
-# What a statement could reach beyond the run: DuckDB's settings, all on by its default.
+# DuckDB's settings that let a statement reach beyond the run; all are on by default.
 _EXTERNAL = ("enable_external_access", "autoinstall_known_extensions", "autoload_known_extensions")
 # These columns are never shortened: half an id finds nothing.
 _IDS = ("rollout", "session", "turn", "sample", "group")
@@ -45,7 +45,7 @@ def query(
     policy, credit = training.cut_policy(), training.credit()
     tape = open_run(run)
     config = dict.fromkeys(_EXTERNAL, external_access)
-    # A name that is not a table must not be looked up among this program's variables.
+    # DuckDB must not resolve unknown table names to this program's variables.
     with duckdb.connect(config={"python_enable_replacements": False, **config}) as connection:
         for name in _tables_in(sql, connection):
             connection.register(name, _table(name, tape, policy, credit))

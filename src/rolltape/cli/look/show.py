@@ -44,7 +44,7 @@ from rolltape.view.run.trainer import TokenRecords
 
 _LABEL = 13
 _LEAST_ROOM = 16
-# Only this much of a line is laid out: one of 10 MB is just counted.
+# At most so many characters of a line are laid out; the rest, which may be 10 MB, is only counted.
 _LONGEST_LINE = 400
 _STYLES = {"thinks": "dim", "error": "yellow", NOT_RECORDED: "yellow"}
 
@@ -79,7 +79,7 @@ class TokenPrinter:
             raise refused
 
     def print_all(self, made: Linearized) -> None:
-        """Print every sample of a rollout; one that lacks the measure is colored by what trains."""
+        """Print every sample of a rollout; one that lacks the measure is colored by `trained`."""
         for sample in made.samples():
             try:
                 given = self._measured(sample)

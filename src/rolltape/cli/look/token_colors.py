@@ -1,4 +1,4 @@
-"""Colors tokens by a value of each: which values there are, their scales, and the colors or marks that show them."""
+"""Colors tokens by a value: the available values, their scales, and the colors or marks for them."""
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +17,14 @@ from rolltape.records.token_record import TokenRecord
 from rolltape.samples.spelling import PART, Spell, marked_tokens, token_texts
 
 _LONGEST_CONTEXT, _LONGEST_REPLY = 200, 600  # tokens of one part that are shown on a terminal
-_FIRST_PARTS, _LAST_PARTS = 24, 12  # replies, and what lies between them
+_FIRST_PARTS, _LAST_PARTS = 24, 12  # of replies and the context between them
 _ELSEWHERE, _CONTEXT, _FOLDED = "underline", "dim", "bold"
 
 Values = npt.NDArray[np.float64]
 
 
 class Measure(enum.StrEnum):
-    """What tokens can be colored by."""
+    """The values by which tokens can be colored."""
 
     TRAINED = "trained"  # whether the token trains
     LOGPROB = "logprob"  # as the engine returned it
@@ -82,7 +82,7 @@ class MeasuredTokens(NamedTuple):
 
 
 def measure_tokens(sample: Sample, by: Measure, record: TokenRecord | None) -> MeasuredTokens:
-    """The values of a sample's tokens; a version is its position among the sample's versions."""
+    """The values of a sample's tokens; a version is given as its index among the sample's versions."""
     if by is Measure.TRAINED:
         return MeasuredTokens(by, sample.trained_mask.astype(np.float64), sample.sampled_mask)
     if by is Measure.VERSION:
@@ -124,7 +124,7 @@ def steps_of(given: MeasuredTokens) -> list[int]:
 
 
 def plain_values(given: MeasuredTokens, versions: Sequence[tuple[str, str]]) -> list[float | str | None]:
-    """Each value, a weight version by its name; None where there is none."""
+    """Each value, with weight versions by name; None for tokens without a value."""
     pairs = zip(given.values.tolist(), given.present.tolist(), strict=True)
     if given.by is Measure.VERSION:
         return [version_name(*versions[int(value)]) if present else None for value, present in pairs]
@@ -180,7 +180,7 @@ class Painter:
         self._versions: dict[tuple[str, str], int] = {}  # in order of appearance: one color each in all samples
 
     def legend(self, by: Measure, versions: Sequence[tuple[str, str]]) -> str:
-        """What the colors mean; empty if the marks say it."""
+        """The meaning of the colors; empty if the marks show it."""
         if self._system is None:
             return (
                 "" if by is Measure.TRAINED else f"«trained» ‹sampled, not trained here› context, each with =its {by}"
@@ -225,7 +225,7 @@ class Painter:
         yield self._painted(visible(rest), style)
 
     def _shown(self, sample: Sample) -> Iterator[tuple[int, int, str]]:
-        """Ranges of tokens to show, and what is folded after each."""
+        """Yield the ranges of tokens to show, each with the line for what is folded after it."""
         changes = np.flatnonzero(np.diff(sample.sampled_mask)) + 1
         parts = list(pairwise([0, *changes.tolist(), len(sample.ids)]))
         hidden = [] if self._full else parts[_FIRST_PARTS:-_LAST_PARTS]
@@ -272,7 +272,7 @@ class Painter:
 
 
 def _marked_texts(sample: Sample, spell: Spell | None, given: MeasuredTokens) -> list[str]:
-    """Each token with its marks and, unless these say it, its value."""
+    """Each token with its marks and, unless the marks show it, its value."""
     marked = marked_tokens(sample, spell)
     if given.by is Measure.TRAINED:
         return marked

@@ -91,7 +91,7 @@ def _is_run(given: str) -> bool:
 
 
 def _parse_lifetime(given: str) -> int:
-    """Seconds."""
+    """The seconds of a time such as 12h or 7d."""
     found = _LIFETIME.fullmatch(given)
     seconds = 0.0 if found is None else float(found[1]) * _UNITS_S[found[2]]
     if not 1 <= seconds <= 365 * _UNITS_S["d"]:
@@ -100,7 +100,7 @@ def _parse_lifetime(given: str) -> int:
 
 
 def _find_shared(runs: list[str], wanted: list[str]) -> list[tuple[int, str]]:
-    """For each rollout, the place of its run in `runs`, and its id."""
+    """For each rollout, the index of its run in `runs`, and its id."""
     import rolltape
 
     found = []

@@ -20,7 +20,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Where attempts run, and what they and engines take of a cluster."""
+    """Where attempts run, and the resources that they and engines use of a cluster."""
 
     runner: Annotated[
         Literal["local", "ray"], _option("--runner WHERE", "local, or ray to use the nodes of a Ray cluster.")
@@ -59,7 +59,7 @@ class ClusterOptions:
     ] = None
 
     def settings(self) -> "ClusterSettings | None":
-        """The cluster that the flags name; None: attempts run here."""
+        """The cluster that the flags describe, or None if attempts run here."""
         from rolltape.collect.runners.ray import ClusterSettings
 
         if self.runner == "local":

@@ -125,7 +125,7 @@ class LiveProgress(LogProgress):
 
 
 class JsonProgress(LogProgress):
-    """Prints JSON events. If they cannot be written, a note says so and the collection goes on."""
+    """Prints JSON events. If they cannot be written, it prints a note and the collection continues."""
 
     def launched(self, launch: Launch) -> None:
         counts = {name: value for name, value in launch._asdict().items() if name != "confinement"}
@@ -171,7 +171,7 @@ def figure_texts(figures: Figures, *, over: bool = False) -> list[str]:
 
 
 def fold(parts: Sequence[str], width: int) -> list[str]:
-    """The parts on as few lines as they fit on."""
+    """Arrange the parts on as few lines as possible."""
     lines: list[str] = []
     for part in parts:
         if lines and cell_width(lines[-1]) + cell_width(part) + 2 < width:
@@ -187,7 +187,7 @@ def _try_note(text: str) -> None:
 
 
 def print_report(tally: CollectionStats, run: Path, step: int, *, whole: bool) -> None:
-    """Print the report; `whole` says that nothing is left to run."""
+    """Print the report; with `whole`, nothing is left to run."""
     launch = tally.launch
     is_part = launch is not None and bool(launch.done_before or launch.running_elsewhere)
     if is_part and tally.rollouts:

@@ -46,8 +46,8 @@ def run_collection(
 ) -> Exit:
     """Collect here or on a cluster, with progress while it runs and a report at the end.
 
-    A model, an agent or tasks that cannot be used are refused before the run is made, so that none is left behind.
-    On a cluster, programs and functions are looked for on the nodes.
+    An unusable model, agent or task is refused before the run is made, so that no empty run is left behind. On a
+    cluster, programs and functions are looked up on the nodes.
     """
     if resume and not (run / RUN_FILE).is_file():
         raise CollectError(f"{run}: there is no run to resume; leave --resume out, or give the --run that was begun")
@@ -188,7 +188,7 @@ async def _run(collector: Collector, watcher: _Watcher) -> bool:
 
 @contextmanager
 def _saying_how_to_continue(run: Path) -> Iterator[None]:
-    """Add to an error of a tape that was made, such as a full disk, what to do about it."""
+    """Add how to continue to an error of an existing tape, such as a full disk."""
     try:
         yield
     except TapeWriteError as error:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rolltape.doctor.results import CheckResult
 
 _STYLES = {"ok": "green", "note": "", "warning": "bold yellow", "fault": "bold red"}
-_VERDICT, _CHECK = 7, 15  # the widest of each
-# What the last line says of a stack, and of a gateway, by the worst verdict.
+_VERDICT, _CHECK = 7, 15  # widths of the longest of each
+# The last line for a stack, and for a gateway, by the worst verdict.
 _STACK = {
     "fault": "this stack does not train what it sampled",
     "warning": "this stack trains what it sampled, at a cost",
@@ -78,8 +78,8 @@ def doctor(
 ) -> int:
     """Check that an engine, a model, and an agent fit together.
 
-    Each line says what was measured and, where something is wrong, what to change. Checks send real requests and
-    look at the replies; they do not rely on how an engine is configured or described.
+    Each line has what was measured and, if something is wrong, what to change. Checks send real requests and examine
+    the replies; they do not rely on how an engine is configured or described.
     """
     from rolltape.doctor import Stack, check_gateway, diagnose
 
@@ -108,7 +108,7 @@ def doctor(
 
 
 def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json: bool) -> int:
-    """Print results as they come; the exit code is by the worst of them."""
+    """Print results as they come. Return the exit code for the worst of them."""
     counts = dict.fromkeys(_STYLES, 0)
 
     async def consume() -> None:

@@ -22,7 +22,7 @@ _option = partial(option, section="Sandbox")
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """What an agent that is a program sees and reaches."""
+    """What an agent that is a program can see and reach."""
 
     sandbox: Annotated[
         str,
@@ -73,7 +73,7 @@ class SandboxOptions:
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """The fields of `CollectSettings` that these flags give."""
+        """The fields of `CollectSettings` from these flags."""
         from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork
 
         if missing := [name for name in self.pass_env or () if name not in os.environ]:
@@ -91,7 +91,7 @@ class SandboxOptions:
         }
 
     def _container(self) -> "tuple[str, ContainerSettings] | None":
-        """The first flag about containers that was given, and the settings of all; None: no such flag was given."""
+        """The first flag about containers that was given, and the settings from all of them; None if none was given."""
         from rolltape.collect.sandboxes import ContainerSettings
 
         flags = {

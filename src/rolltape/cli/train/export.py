@@ -39,7 +39,7 @@ class ExportKind(enum.StrEnum):
 
 
 class ExportFormat(enum.StrEnum):
-    """The formats that are no training framework's: our own two, and those of other programs."""
+    """The formats besides those of training frameworks: Rolltape's own two, and those of other programs."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -61,7 +61,7 @@ _BINARY: dict[str, str] = {ExportFormat.PARQUET: "Parquet"} | {
     name: ".npz" for name, one in FRAMEWORKS.items() if ".npz" in one.endings
 }
 _TABLES = (ExportKind.SAMPLES, ExportKind.TURNS, ExportKind.ROLLOUTS, ExportKind.CONVERSATIONS)
-# What formats write, the first by default. Those of frameworks write samples.
+# What formats can write, the first by default. Those of frameworks write samples.
 KINDS_OF_FORMAT: dict[str, tuple[ExportKind, ...]] = {
     ExportFormat.JSONL: tuple(ExportKind),
     ExportFormat.PARQUET: _TABLES,
@@ -160,7 +160,7 @@ def export(
 
 
 def _resolve_format(asked: str | None, out: str) -> str:
-    """The format that was asked for, else the one of the file's suffix. They must not contradict each other."""
+    """The requested format, else that of the file's suffix. They must not contradict each other."""
     suffix = Path(out).suffix
     if asked is not None and asked not in FORMATS:
         raise UsageError(f"--format: {asked!r} is no format; use {either(FORMATS)}")
@@ -178,7 +178,7 @@ def _resolve_format(asked: str | None, out: str) -> str:
 
 
 def _write_rows(form: str, write: Callable[..., int], out: str) -> int:
-    """Write in a format that is no framework's; how many rows or files were written."""
+    """Write in a format of `ExportFormat`. Return how many rows or files were written."""
     if form == ExportFormat.DATASETS:
         return write_dataset(lambda file: write(ExportFormat.PARQUET, str(file)), out)
     return write(form, out)
@@ -195,7 +195,7 @@ def _write(
     whole_prompts: bool,
     left_out: list[str],
 ) -> int:
-    """Write one file, or a folder of trajectories; how many rows or files were written."""
+    """Write one file, or a folder of trajectories. Return how many rows or files were written."""
     parquet = form == ExportFormat.PARQUET
     if what is ExportKind.SAMPLES:
         write_samples = files.samples_to_parquet if parquet else files.samples_to_jsonl
@@ -229,7 +229,7 @@ def _note_left_out(what: ExportKind, left_out: list[str]) -> None:
 
 
 def _write_for_framework(framework: str, samples: Generator[Sample, None, None], out: str, choices: Choices) -> int:
-    """Write samples in a framework's format, and note the fields that it drops; how many were written."""
+    """Write samples in a framework's format, and print the fields that it drops. Return how many were written."""
     # Closed before an error is printed, since a progress bar runs with it.
     with closing(samples):
         written = write_samples_for(framework, samples, out, choices)

@@ -23,9 +23,9 @@ _MOST_PRINTED = 100
 
 
 class CheckedAdvantage(enum.StrEnum):
-    """What a trainer's advantages must be."""
+    """What a trainer's advantages are compared with."""
 
-    AUTO = "auto"  # centered or normalized, whichever the records agree with
+    AUTO = "auto"  # centered or normalized, whichever agrees with the records
     CENTERED = "centered"
     NORMALIZED = "normalized"
     ORDERED = "ordered"  # the trainer computes its own: they rise with the reward within a group
@@ -41,7 +41,7 @@ def print_check(
     only: int | None,
     as_json: bool,
 ) -> int:
-    """Check steps and print what was found; `only` is the step that was asked for."""
+    """Check steps and print the findings; `only` is the requested step."""
     run = rolltape.read(path)
     chosen = [step for step in steps if only in (None, step.step)]
     checks = list(tracked(check_steps(run, steps, chosen, policy, advantage), "steps", len(chosen)))

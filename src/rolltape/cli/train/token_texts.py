@@ -1,4 +1,4 @@
-"""Prints token records with the turns and messages that they came from: by token, by turn, and the largest values."""
+"""Prints token records with the turns and messages of their tokens: by token, by turn, and the largest values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ _LISTED = "`rolltape tokens RUN --step N` lists them"
 
 
 class JoinedRecord(msgspec.Struct, frozen=True, eq=False):
-    """A record with what is known about it. Without its sample there are no spans, and perhaps no text."""
+    """A record with its sample's spans and texts. Without a sample it has no spans, and perhaps no text."""
 
     record: TokenRecord
     spans: tuple[Span, ...]
@@ -47,7 +47,7 @@ class JoinedRecord(msgspec.Struct, frozen=True, eq=False):
 
 
 class RecordJoiner:
-    """Joins records with the samples that they name. What cannot be joined is noted once."""
+    """Joins records with the samples that they name. For those that cannot be joined, a note is printed once."""
 
     def __init__(self, run: str, policy: CutPolicy, tokenizer: str | None) -> None:
         self._path = run
@@ -55,7 +55,7 @@ class RecordJoiner:
         self._spellings = open_spellings(tokenizer, run)
         self._noted: set[str] = set()
         self._rollouts: dict[tuple[str, int], Rollout] = {}
-        self._joined: dict[str, JoinedRecord] = {}  # by place; a record may be asked for once per token
+        self._joined: dict[str, JoinedRecord] = {}  # by place; a record may be requested once per token
         self._run = self._open()
 
     def joined(self, record: TokenRecord) -> JoinedRecord:
@@ -154,7 +154,7 @@ def _last_place(steps: Sequence[TokenStep], rank: int | None, name: str) -> str:
 
 
 def _spellings(sample: str) -> tuple[str, ...]:
-    """A sample id, whole and shortened, with and without its hash."""
+    """The forms of a sample id: whole and shortened, with and without its hash."""
     short = short_sample(sample)
     return sample, short, last_turn_of(sample), last_turn_of(short)
 
@@ -240,7 +240,7 @@ def print_worst(
 
 
 def _join_replies(spans: Sequence[Span]) -> list[Span]:
-    """The spans with those of one reply joined, whatever the fates of its tokens."""
+    """Join the spans of each reply, independent of the fates of its tokens."""
     whole: list[Span] = []
     for span in spans:
         last = whole[-1] if whole else None

@@ -30,7 +30,7 @@ class TokenAction(enum.StrEnum):
     SHOW = "show"  # one record by token
     TURNS = "turns"  # one record by turn
     WORST = "worst"  # the tokens with the largest mismatch
-    CHECK = "check"  # whether they are what the tape holds
+    CHECK = "check"  # compare with the tape
 
 
 def tokens(
@@ -85,7 +85,7 @@ def tokens(
 
 
 def _select_steps(run: str, step: int | None) -> tuple[list[TokenStep], list[TokenStep]]:
-    """All steps of a run that have token records, and those of them that are meant."""
+    """All steps of a run with token records, and the selected ones of them."""
     steps = list_steps(run)
     if not steps:
         rolltape.read(run)  # raises if there is no run

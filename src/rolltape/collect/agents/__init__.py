@@ -30,14 +30,14 @@ AGENTS = "chat, claude-code[:PROGRAM], codex[:PROGRAM], command:PROGRAM ARGUMENT
 
 
 def is_program(text: str) -> bool:
-    """Whether the agent that a command line names is a program, which a sandbox can hold."""
+    """Whether the agent that a command line names is a program, which can run in a sandbox."""
     return text != ChatAgent.name and not text.startswith(PREFIX)
 
 
 def agent_named(text: str, *, in_image: bool = False) -> Agent:
     """The agent that a command line names; raises AgentError or NoSuchFunction if there is none of that name.
 
-    With `in_image`, programs are those of the image that it will run in, unless they are files of this machine.
+    With `in_image`, programs are those of the image in which it will run, unless they are files of this machine.
     """
     kind, colon, rest = text.partition(":")
     if colon and not rest:

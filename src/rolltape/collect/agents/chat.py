@@ -1,4 +1,4 @@
-"""The agent `chat`: it asks the model, calls the environment's tools, passes on its answers, and stops at limits."""
+"""The agent `chat`: it asks the model, calls the environment's tools, passes on answers, and stops at limits."""
 
 import asyncio
 import json
@@ -25,21 +25,21 @@ from rolltape.records.jsonable import as_float, shown
 from rolltape.records.messages import content_text
 from rolltape.records.rollout import StopReason
 
-_DRIVE_GRACE_S = 600.0  # on top of an attempt's time: for what an episode with a loop of its own sets up and scores
+_DRIVE_GRACE_S = 600.0  # added to an attempt's time, for the setup and the scoring of an episode with its own loop
 
 
 class ChatAgent:
-    """Plays every seat of an episode in the order that the episode gives, each with a conversation of its own.
+    """Plays every seat of an episode in the order of the episode, each with its own conversation.
 
     The seat that ends the attempt gets the stop reason; the others have completed. Errors of the environment are
-    passed on. An episode that has an agent loop of its own is left to it.
+    passed on. An episode with its own agent loop runs itself.
     """
 
     name = "chat"
 
     def __init__(self) -> None:
         self._http: aiohttp.ClientSession | None = None
-        self._attempts = 0  # that use it now
+        self._attempts = 0  # that use the connections now
 
     @asynccontextmanager
     async def _connections(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -61,12 +61,12 @@ class ChatAgent:
                 await http.close()
 
     def preview(self, assignment: Assignment) -> dict[str, Any]:
-        """What each seat is given first."""
+        """The opening of each seat."""
         episode = assignment.episode
         return {seat: preview_opening(episode.opening(seat)) for seat in episode.seats}
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
-        """Go on until the episode is over, or a limit is reached."""
+        """Run until the episode is over, or a limit is reached."""
         if drives(assignment.episode):
             return await _drive(assignment)
         async with self._connections() as http:
@@ -87,7 +87,7 @@ class ChatAgent:
 
 
 async def _drive(assignment: Assignment) -> AgentOutcome:
-    """Have an episode run itself, within the limits. One that does not keep to them is broken."""
+    """Have an episode run itself, within the limits. If it exceeds them, it counts as broken."""
     episode, limit_s = assignment.episode, assignment.timeout_s + _DRIVE_GRACE_S
     assert drives(episode)
     try:
@@ -129,7 +129,7 @@ class _EpisodeRun:
         self._seats: dict[str, _Seat] = {}
         self._next: _Seat | None = None
         self._to_next: list[msgspec.Raw] = []
-        self._reply: ChatReply | None = None  # whose step is not reported yet
+        self._reply: ChatReply | None = None  # the reply whose step is not reported yet
         self._results: list[Message] = []
         self.environment_at_work = False
 
@@ -202,7 +202,7 @@ class _EpisodeRun:
         return answer
 
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the episode. Time that runs out meanwhile is not the policy's."""
+        """Call a method of the episode. A time-out meanwhile is not the policy's fault."""
         self.environment_at_work = True
         given = await call_environment(self._assignment.environment, method, *args)
         self.environment_at_work = False
@@ -236,7 +236,7 @@ class _EpisodeRun:
 
 
 async def call_tool(tools: Mapping[str, Tool], function: Mapping[str, Any]) -> str:
-    """The result of a tool call as text. Whatever goes wrong is a result too."""
+    """The result of a tool call as text. An error is a result too."""
     tool = tools.get(function["name"])
     if tool is None:
         return f"error: there is no tool {shown(function['name'])}; there are: {', '.join(tools) or 'none'}"

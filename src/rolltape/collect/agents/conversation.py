@@ -19,7 +19,7 @@ class GatewayFault(Exception):
 
 
 class TurnsUsedUp(Exception):
-    """The gateway gives this session no more turns."""
+    """This session has had its maximum of turns."""
 
 
 class PromptRefused(Exception):
@@ -32,7 +32,7 @@ class ChatReply(NamedTuple):
     message: Message
     turn: str | None
     flags: tuple[str, ...]
-    cut: StopReason | None  # why the reply is incomplete; None: it is complete
+    cut: StopReason | None  # why the reply is incomplete, or None
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def frozen(messages: Iterable[Message]) -> list[msgspec.Raw]:
 def _why_cut(finish_reason: str, usage: dict[str, Any], message: Message) -> StopReason | None:
     if finish_reason != "length":
         return None
-    # Above its context budget the gateway answers with nothing. Engines that return text alone count no tokens.
+    # Above the context budget the gateway returns an empty reply. Engines that return only text count no tokens.
     has_content = usage["completion_tokens"] or message.get("content") or message.get("reasoning_content")
     return StopReason.MAX_TOKENS if has_content else StopReason.CONTEXT_OVERFLOW
 

@@ -26,7 +26,7 @@ class FunctionAgent:
         self._function = function
 
     def preview(self, assignment: Assignment) -> dict[str, Any]:
-        """The fields of the assignment, and what the episode begins with."""
+        """The fields of the assignment, and the openings of the episode."""
         episode = assignment.episode
         plain = ("version", "rollout", "task", "environment", "max_turns", "timeout_s", "allowed_tools", "denied_tools")
         return {
@@ -36,7 +36,7 @@ class FunctionAgent:
         }
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
-        """Call it. A function that is not a coroutine function goes on in its thread after the time limit."""
+        """Call the function. If it is not a coroutine function, it continues in its thread after the time limit."""
         if drives(assignment.episode):
             return AgentOutcome(ended={}, broken=describe_own_loop(self.name, assignment))
         try:

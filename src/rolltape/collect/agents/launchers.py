@@ -26,18 +26,18 @@ class CommandInput(msgspec.Struct, frozen=True, kw_only=True):
     rollout: str  # its id
     prompt: str  # the messages as one text
     messages: list[Message]  # in chat form
-    task: dict[str, Any]  # the entry of the source, without what it is scored by
+    task: dict[str, Any]  # the entry of the source, without the fields for scoring
     key: str  # of the session
     model: str
     seed: int  # the same whenever this attempt runs
     max_turns: int
     timeout_s: float
-    allowed_tools: tuple[str, ...] | None  # None: all
+    allowed_tools: tuple[str, ...] | None  # None for all
     denied_tools: tuple[str, ...]
 
 
 _CLAUDE_VARIABLES = {
-    "IS_SANDBOX": "1",  # without it, it refuses to skip permissions as root
+    "IS_SANDBOX": "1",  # otherwise Claude Code refuses to skip permissions as root
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
 }
@@ -50,7 +50,7 @@ _CLAUDE_MODELS = (
     "ANTHROPIC_SMALL_FAST_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
-# TOML takes the strings of JSON.
+# JSON strings are valid in TOML.
 _CODEX_CONFIG = """\
 model = {model}
 model_provider = "rolltape"
@@ -83,7 +83,7 @@ def claude_code_agent(program: str = "claude", *, in_image: bool = False) -> Pro
     def launch(assignment: Assignment, connection: Connection, opening: Opening) -> ProgramLaunch:
         command = [path, "-p", "--model", connection.model, "--dangerously-skip-permissions"]
         if assignment.allowed_tools is not None:
-            # With permissions skipped only --tools keeps other tools away; --allowedTools is for its own checks.
+            # If permissions are skipped, only --tools excludes other tools; --allowedTools is for its own checks.
             names = ",".join(assignment.allowed_tools)
             command += ["--tools", names, "--allowedTools", names]
         if assignment.denied_tools:
@@ -117,8 +117,8 @@ def codex_agent(program: str = "codex", *, in_image: bool = False) -> ProgramAge
 def command_agent(text: str, *, in_image: bool = False) -> ProgramAgent:
     """Any program with arguments, in a shell's quoting. No shell runs it.
 
-    Variables give it the address of the gateway, and it reads the task as a JSON object on stdin, without what it is
-    scored by: the commands that a model has it run can read its stdin too.
+    It gets the address of the gateway in variables, and the task as a JSON object on stdin. The task lacks the fields
+    for scoring, since commands of the model can read stdin too.
     """
     command = parse_command(text, in_image=in_image)
 
@@ -150,7 +150,7 @@ def command_agent(text: str, *, in_image: bool = False) -> ProgramAgent:
 
 
 def parse_command(text: str, *, in_image: bool = False) -> list[str]:
-    """The words of a command. It runs in a folder of its own, so words that name files here are made absolute."""
+    """The words of a command. Words that name files here are made absolute, since it runs in a folder of its own."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -24,14 +24,14 @@ from rolltape.tape.rundir import make_private_file, make_private_folder
 
 _LOGS = ("stdout.txt", "stderr.txt")
 _LINE_BYTES = 500
-_TEXT_BYTES = 256 * 1024  # of what it printed, the end
+_TEXT_BYTES = 256 * 1024  # of the end of its output
 
 
 class ProgramLaunch(NamedTuple):
     """How a kind of program is started on an assignment."""
 
     command: Sequence[str]
-    env: Mapping[str, str]  # beside the few variables that every program gets
+    env: Mapping[str, str]  # added to the few variables that every program gets
     stdin: str
     home_files: Mapping[str, str] = {}
 
@@ -44,7 +44,7 @@ class ProgramAgent:
         self._launch = launch
 
     def preview(self, assignment: Assignment) -> dict[str, Any]:
-        """Its command, variables and stdin, and the files in its home and its working directory."""
+        """The program's command, variables and stdin, and the files in its home and its working directory."""
         (seat, *_) = assignment.episode.seats
         opening = check_opening(assignment.episode.opening(seat))
         launch = self._launch(assignment, assignment.connections[seat], opening)
@@ -112,7 +112,7 @@ def _prepare(launch: ProgramLaunch, assignment: Assignment, workspace: Workspace
 def _build_outcome(
     seat: str, end: ProgramEnd, job: ProgramJob, checks: WorkspaceChecks, held: AsyncExitStack
 ) -> AgentOutcome:
-    """An exit code or signal of the program's own is an outcome to score. A program that could not run is broken."""
+    """An exit code or signal of the program itself is an outcome to score. A program that could not run is broken."""
     if end.error is not None or end.survivors:
         why = end.error or f"processes {', '.join(map(str, end.survivors))} could not be ended"
         return AgentOutcome(ended={}, timed_out=end.timed_out, held=held, broken=f"{job.command[0]}: {why}")
@@ -139,13 +139,13 @@ def _last_line(text: str) -> str | None:
 
 
 async def discard(outcome: AgentOutcome) -> None:
-    """Remove the sandbox and the temporary folders that a program left, if it left any."""
+    """Remove the sandbox and the temporary folders of a program, if there are any."""
     if outcome.held is not None:
         await outcome.held.aclose()
 
 
 def find_program(name: str, *, in_image: bool = False) -> str:
-    """The absolute path of a program, given by its path or found on PATH. One in an image is found there, later."""
+    """The absolute path of a program, from its path or from PATH. A program in an image is looked up there later."""
     if in_image and not ("/" in name and Path(name).is_file()):
         return name
     found = shutil.which(name)
@@ -159,7 +159,7 @@ def find_program(name: str, *, in_image: bool = False) -> str:
 
 
 def render_prompt(messages: Sequence[Message]) -> str:
-    """Messages as one text, for a program that takes one. Roles are named where the assistant has spoken too."""
+    """Messages as one text, for a program that takes one. Roles are named if there are assistant messages."""
     texts = [(str(message.get("role")), content_text(message.get("content"))) for message in messages]
     if any(role == "assistant" for role, _ in texts):
         return "\n\n".join(f"{role}: {text}" for role, text in texts)

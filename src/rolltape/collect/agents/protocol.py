@@ -1,4 +1,4 @@
-"""The interface of agents: an agent gets an assignment, and talks to a session of the gateway until it is done."""
+"""The interface of agents: an agent gets an assignment, and calls a session of the gateway until it is done."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -12,21 +12,21 @@ from rolltape.collect.sandboxes.protocol import Sandboxes
 from rolltape.collect.sandboxes.running import Unconfined
 from rolltape.records.rollout import StopReason
 
-INPUT_VERSION = 1  # of what agents are given: a field may be added; a removal or a change of meaning raises it
+INPUT_VERSION = 1  # of agents' input: it is raised when a field is removed or changes its meaning
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply and what followed from it. Its prompt is its turn's."""
+    """One reply and what followed from it. The turn has its prompt."""
 
-    turn: str | None  # the gateway's id; None: it gave none
+    turn: str | None  # the gateway's id, or None if it sent none
     reply: Message
     tool_results: Sequence[Message] = ()
-    answer: Answer | None = None  # None: the environment was not asked, since tools were called or the reply was cut
+    answer: Answer | None = None  # None if the environment was not asked, since tools were called or the reply was cut
     stop_reason: StopReason | None = None  # if it was the last one of its seat
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What an agent is to do: an episode, one connection per seat, and its limits.
+    """The assignment of an agent: an episode, one connection per seat, and its limits.
 
     docs/how-to/collect/index.md lists the fields.
 
@@ -42,18 +42,18 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     version: int = INPUT_VERSION
     rollout: str  # its id
-    task: Mapping[str, Any]  # the entry of the source, with what it is scored by
+    task: Mapping[str, Any]  # the entry of the source, with the fields for scoring
     environment: str = ""  # its name, for messages
     episode: Episode
     connections: Mapping[str, Connection]  # by seat
     max_turns: int  # of each seat
     timeout_s: float
-    allowed_tools: tuple[str, ...] | None  # None: all
+    allowed_tools: tuple[str, ...] | None  # None for all
     denied_tools: tuple[str, ...]
     seed: int  # the same whenever this attempt runs
-    logs: Path  # a folder of its own, for what a program prints
-    scratch: Path | None = None  # where programs get their temporary folders; None: the system's folder
-    sandboxes: Sandboxes = Unconfined()  # that programs run in, each in one of its own
+    logs: Path  # the attempt's own folder, for a program's output
+    scratch: Path | None = None  # for programs' temporary folders; None for the system's folder
+    sandboxes: Sandboxes = Unconfined()  # in which programs run, each in its own
     on_step: Callable[[str, StepRecord], None] | None = None  # the chat agent calls it with the seat and its step
 
 
@@ -64,10 +64,10 @@ class AgentOutcome(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None  # of a program
     signal: int | None = None  # that ended it
     timed_out: bool = False
-    left_out_bytes: int = 0  # of a program's output that its logs have no room for
+    left_out_bytes: int = 0  # of a program's output beyond the limit of its logs
     held: AsyncExitStack | None = None  # a program's sandbox and folders; `discard` removes them once all is scored
     last_error: str | None = None  # the last line that a program wrote to stderr
-    broken: str | None = None  # what the infrastructure broke; there is then nothing to reward
+    broken: str | None = None  # what broke in the infrastructure; there is then nothing to reward
 
 
 class Agent(Protocol):
@@ -76,10 +76,10 @@ class Agent(Protocol):
     name: str  # in the record, and in the rollout's id
 
     def preview(self, assignment: Assignment) -> dict[str, Any]:
-        """What it would get for an assignment. Nothing runs."""
+        """What the agent would get for an assignment. Nothing runs."""
 
     async def run(self, assignment: Assignment) -> AgentOutcome:
-        """Attempt the task. If this is cancelled, all that was started ends, and no process is left."""
+        """Attempt the task. If this is cancelled, everything that was started ends, and no process is left."""
 
 
 def describe_own_loop(agent: str, assignment: Assignment) -> str:
@@ -88,7 +88,7 @@ def describe_own_loop(agent: str, assignment: Assignment) -> str:
 
 
 def preview_opening(given: object) -> dict[str, Any]:
-    """What a seat is given first, as plain values."""
+    """A seat's opening as plain values."""
     opening = check_opening(given)
     shown = {
         "messages": opening.messages,

@@ -1,4 +1,4 @@
-"""Environments: how a task is asked, how the model's replies are answered, and what an attempt is worth."""
+"""Environments: they ask a task, answer the model's replies, and score an attempt."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ __all__ = [
 
 log = logging.getLogger("rolltape.collect")
 
-_CLOSE_S = 60.0  # within which an episode must have ended what it opened
+_CLOSE_S = 60.0  # the time for an episode to close what it opened
 
 _KINDS: tuple[type[Environment], ...] = (
     ProblemEnvironment,
@@ -88,11 +88,11 @@ _OTHERS = {
 def environment_named(name: str, judge: Judge | None = None) -> Environment:
     """The environment of that name, or one made by calling what "python:module:Class" names; TaskError if none.
 
-    `judge` fills in what a task's own judge leaves open.
+    `judge` has the defaults for fields that a task's own judge leaves out.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
-    if name == HarborEnvironment.name:  # tasks of Harbor name it; nobody else does
+    if name == HarborEnvironment.name:  # named only by tasks of Harbor
         return HarborEnvironment()
     if name in _JUDGED:
         return _JUDGED[name](judge)
@@ -114,7 +114,7 @@ def environment_named(name: str, judge: Judge | None = None) -> Environment:
 
 
 def is_of_other_project(name: str) -> bool:
-    """Whether a name is that of another project's environment. As a source, it stands for the environment's tasks."""
+    """Whether a name is that of another project's environment. As a source, the name means the environment's tasks."""
     return name.partition(":")[0] in _OTHERS and ":" in name
 
 
@@ -135,7 +135,7 @@ def _of_other_project(name: str) -> Environment:
 
 @asynccontextmanager
 async def opened(environment: Environment, episode: Episode) -> AsyncIterator[None]:
-    """Open what an episode needs within the block, and close it whatever happens."""
+    """Open what an episode needs within the block, and always close it."""
     try:
         if hasattr(episode, "open"):
             await call_environment(environment.name, episode.open)
@@ -145,7 +145,7 @@ async def opened(environment: Environment, episode: Episode) -> AsyncIterator[No
             try:
                 async with asyncio.timeout(_CLOSE_S):
                     await call_environment(environment.name, episode.close)
-            except Exception as error:  # anybody's environment; the attempt has ended all the same
+            except Exception as error:  # user code may raise anything; the attempt has ended anyway
                 log.warning("environment %s: an episode could not be closed", environment.name, exc_info=error)
 
 
@@ -153,7 +153,7 @@ class Environments:
     """The environments that tasks name, each made once."""
 
     def __init__(self, default: str, judge: Judge | None = None) -> None:
-        """`default` is for tasks that name no environment, `judge` for what a task's own judge leaves open."""
+        """`default` is for tasks that name no environment; `judge` has defaults for the judges of tasks."""
         self._default = default
         self._judge = judge
         self._made: dict[str, Environment] = {}
@@ -178,10 +178,10 @@ class Environments:
             return (AGENT,)
 
     async def close(self) -> None:
-        """Close those that have something to close, once no attempt runs."""
+        """Close the environments that have a `close`, when no attempt runs."""
         for environment in self._made.values():
             if hasattr(environment, "close"):
                 try:
                     await call_environment(environment.name, environment.close)
-                except Exception as error:  # the collection has ended all the same
+                except Exception as error:  # the collection has ended anyway
                     log.warning("environment %s could not be closed", environment.name, exc_info=error)

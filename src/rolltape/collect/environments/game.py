@@ -24,16 +24,16 @@ class GameFields(msgspec.Struct, frozen=True, kw_only=True):
 
     game: str = ""  # one of GAMES, or "python:module:Class"
     options: dict[str, Any] = {}  # the game's own
-    opponents: dict[str, str] = {}  # by seat: "random", one that the game knows, or "python:module:function"
+    opponents: dict[str, str] = {}  # by seat: "random", one of the game's own, or "python:module:function"
     prompt: str | None = None  # instead of the game's rules; "{seat}" is replaced by the seat's name
     system: str | None = None
-    illegal: Literal["tell", "end"] = "end"  # an illegal move loses at once, or the model is told and tries again
+    illegal: Literal["tell", "end"] = "end"  # an illegal move loses at once, or the model is told and retries
     illegal_at_most: Annotated[int, msgspec.Meta(ge=0)] = 3  # one more ends the match, with "tell"
     illegal_reward: float = 0.0  # of each illegal move, with "tell"
 
 
 class GameEnvironment:
-    """Plays a match. A seat's reward is what the end of the match is worth to it."""
+    """Plays a match. A seat's reward is its result in the match."""
 
     name = "game"
     calls_user_code = True  # a task may name functions that `begin` calls
@@ -92,7 +92,7 @@ class GameEpisode:
         data: dict[str, Any] = {"state": dict(self._game.state())}
         if self._forfeited is None and self._game.to_move() is None:
             return Score(reward=self._game.reward(seat), reward_data=data)
-        # Nobody wins a match that was broken off, and the seat that broke it off has lost it.
+        # A match that was broken off has no winner; the seat that broke it off has lost.
         broke_off = seat == self._forfeited or (self._forfeited is None and ended.stop_reason != StopReason.COMPLETED)
         data["broken_off"] = "illegal move" if self._forfeited else "limit"
         return Score(reward=self._game.forfeit(seat) if broke_off else 0.0, reward_data=data)
@@ -124,7 +124,7 @@ def random_move(game: Game, seat: str, rng: Random) -> str:
 
 
 def _make_game(fields: GameFields, task: Task) -> Game:
-    """A match as the task sets it up. Its chance comes from the task alone, so that all attempts begin alike."""
+    """A match as the task sets it up. Its random numbers depend only on the task, so all attempts begin alike."""
     if not fields.game:
         raise TaskError(f'it names no game; add "game": one of {", ".join(sorted(GAMES))}, or python:module:Class')
     if not fields.game.startswith(PREFIX) and fields.game not in GAMES:

@@ -1,7 +1,7 @@
 """The environment `harbor`: work in a container, rewarded by the tests of a Harbor task in the same container.
 
-The tests are copied to /tests when no process of the agent is left. They write the reward to /logs/verifier/reward.txt
-or reward.json.
+The tests are copied to /tests when all processes of the agent have ended. They write the reward to
+/logs/verifier/reward.txt or reward.json.
 """
 
 import json
@@ -20,15 +20,15 @@ from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError, TaskError
 from rolltape.records.rollout import StopReason
 
-_OUTPUT = 2000  # characters of what the tests printed, the end
-_REWARDS = ("verifier/reward.json", "verifier/reward.txt")  # below the logs; the first that is there counts
+_OUTPUT = 2000  # characters of the end of the tests' output
+_REWARDS = ("verifier/reward.json", "verifier/reward.txt")  # below the logs; the first existing one counts
 
 
 class HarborTests(msgspec.Struct, frozen=True, kw_only=True):
     """The tests of a task."""
 
     tests: str  # a folder of this machine
-    digest: str | None = None  # of what is in it: with other tests it is another task
+    digest: str | None = None  # of its contents: with other tests it is another task
     timeout_s: float = 600.0
     env: dict[str, str] = {}
 
@@ -37,7 +37,7 @@ class HarborFields(RewardFields, frozen=True, kw_only=True):
     """Fields of a task of Harbor."""
 
     harbor: HarborTests | None = None
-    unfinished: Worth | dict[StopReason, Worth] = "check"  # whatever an agent left is tested
+    unfinished: Worth | dict[StopReason, Worth] = "check"  # by default, unfinished work is tested too
 
 
 class HarborEnvironment:
@@ -88,7 +88,7 @@ async def _score(fields: HarborFields, ended: Ended) -> Score:
 
 
 def _read_rewards(ended: Ended) -> dict[str, float] | None:
-    """The rewards by name; None: there is none that could be read."""
+    """The rewards by name, or None if there is no readable one."""
     for file in _REWARDS:
         found = read_submission(ended, file)
         if found.missing is not None:

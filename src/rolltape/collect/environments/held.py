@@ -1,8 +1,8 @@
 """`HeldOpen`: keeps an asynchronous context manager open in a task of its own.
 
-Clients and servers of other projects belong to the task that enters them: they must be left by that task, and cancel it
-if they break. In a task of its own, one may be opened by one call of an episode, used by others and closed by another,
-and breaks alone.
+Clients and servers of other projects belong to the asyncio task that enters them: that task must leave them, and they
+cancel it if they break. With a task of its own, one call of an episode can open such a manager, others can use it, and
+another can close it. If it breaks, it breaks alone.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ class HeldOpen(Generic[T]):
         self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._broken_by: BaseException | None = None
-        self._given: list[T] = []  # what it gave when it was entered
+        self._given: list[T] = []  # the value from entering it
 
     async def open(self) -> T:
-        """Enter it, and return its value; raises ConnectionError if it breaks before."""
+        """Enter the context manager and return its value; raises ConnectionError if it breaks before."""
         entered = asyncio.Event()
         self._task = asyncio.create_task(self._hold(entered))
         waiting = asyncio.create_task(entered.wait())
@@ -42,7 +42,7 @@ class HeldOpen(Generic[T]):
 
     @property
     def given(self) -> T:
-        """What it gave when it was entered; raises ConnectionError if it is not open any more."""
+        """The value from entering it; raises ConnectionError if it is no longer open."""
         if self._task is None or self._task.done():
             raise ConnectionError(self._why_ended()) from self._broken_by
         return self._given[0]
@@ -60,7 +60,7 @@ class HeldOpen(Generic[T]):
             calling.cancel()
 
     async def close(self) -> None:
-        """Leave it, and wait until that is done."""
+        """Leave the context manager, and wait until that is done."""
         self._leave.set()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -79,7 +79,7 @@ class HeldOpen(Generic[T]):
 
 
 def _innermost(error: BaseException) -> str:
-    """The first error of a group, which is why the group was raised."""
+    """The first error of an exception group, as text."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return describe_error(error)

@@ -1,7 +1,7 @@
 """Servers of the Model Context Protocol as tools: each attempt has a process or a connection of its own.
 
-The model sees errors that it causes, such as wrong arguments, and errors that a tool reports. A server that cannot be
-reached, dies or breaks the protocol breaks the attempt.
+The model sees errors that it causes, such as wrong arguments, and errors that a tool reports. If a server cannot be
+reached, dies or violates the protocol, the attempt is broken.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ _MAX_DESCRIPTION_BYTES = 1_000_000  # of all tools of a server together, with th
 _MAX_RESULT = 1_000_000  # characters; no context holds more
 _SHOWN_STDERR = 500  # bytes, the end
 _INVALID_PARAMS = -32602
-# Runs a program that the kernel kills when this process dies: one may not notice that its stdin has closed.
+# Runs a program that the kernel kills when this process dies, since it may not notice that its stdin is closed.
 _DIES_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
-# The package logs a traceback for each line that is no message, and without a handler Python prints it to stderr.
+# The package logs a traceback for each line that is not a message; without a handler Python prints it to stderr.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 
 class McpServerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A server as a task names it: a program that speaks over its stdin and stdout, or an address."""
+    """A server as a task names it: a program that communicates over stdin and stdout, or an address."""
 
     command: str | list[str] | None = None  # words, or a line in a shell's quoting; no shell runs it
     url: str | None = None  # of a streamable HTTP endpoint
-    env: dict[str, str] = {}  # variables of the program, beside PATH, HOME and the like
+    env: dict[str, str] = {}  # variables of the program, added to PATH, HOME and the like
     pass_env: list[str] = []  # variables of the collector that the program gets
     headers_env: dict[str, str] = {}  # for a URL: headers, by the variable that holds the value
     tools: list[str] | None = None  # offer only these
@@ -71,11 +71,11 @@ class McpTool(msgspec.Struct, frozen=True):
 
 
 def check_server(spec: McpServerSpec) -> None:
-    """TaskError for a server that cannot be started as it is described."""
+    """Raise TaskError for a server that cannot be started as described."""
     if (spec.command is None) == (spec.url is None):
         raise TaskError('its mcp: a server has either "command" or "url"')
     try:
-        # Here, and not only when the first server is started: it takes a second, in which a loop would be blocked.
+        # Imported here, since it takes a second, which would block the event loop when the first server starts.
         import_extra("mcp.client.streamable_http", "mcp")
     except MissingExtra as error:
         raise TaskError(f"its mcp: {error}") from None
@@ -107,10 +107,10 @@ class McpServer:
         self._spec = spec
         self._stderr: TextIO | None = None
         self._held: HeldOpen[Any] | None = None
-        self._unreadable: Exception | None = None  # what it wrote since the last call began and cannot be read
+        self._unreadable: Exception | None = None  # the last unreadable line since the last call began
 
     async def open(self) -> list[McpTool]:
-        """Start it, and return its tools; raises ToolServerError."""
+        """Start the server, and return its tools; raises ToolServerError."""
         self._held = HeldOpen(self._client())
         try:
             async with asyncio.timeout(self._spec.start_timeout_s):
@@ -125,7 +125,7 @@ class McpServer:
             raise self._fault(describe_error(error)) from error
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """The text that a tool answers with.
+        """Call a tool, and return the text of its answer.
 
         Raises ValueError for arguments that it refuses, RuntimeError for an error that it reports or a time-out, and
         ToolServerError if the server has gone or breaks the protocol.
@@ -160,7 +160,7 @@ class McpServer:
             self._stderr.close()
 
     async def _on_message(self, message: object) -> None:
-        # A line that is no message may be one that a careless program printed. It counts if an answer is missing.
+        # A line that is not a message may be a program's ordinary output. It is reported only if an answer is missing.
         if isinstance(message, Exception):
             self._unreadable = message
 
@@ -215,7 +215,7 @@ class McpServer:
             name = f"{spec.prefix}{tool.name}"
             if not _NAME.fullmatch(name):
                 raise self._fault(f"it has a tool named {shown(name)}; a model can call letters, digits and _.- alone")
-            # As the record will have it: invalid Unicode is replaced.
+            # As in the record: invalid Unicode is replaced.
             raw = encode_json([tool.description or name, tool.input_schema], f"the tool {name}")[0]
             size += len(raw)
             if size > _MAX_DESCRIPTION_BYTES:
@@ -230,7 +230,7 @@ class McpServer:
 
 
 def _render(result: Any) -> str:
-    """The parts of a result as one text. Parts that are no text are named by their kind."""
+    """The parts of a result as one text. Other parts than text are named by their kind."""
     parts = [part.text if part.type == "text" else f"[{_describe_part(part)}]" for part in result.content]
     if not parts and result.structured_content is not None:
         parts = [encode_json(result.structured_content, "a result")[0].decode()]

@@ -1,4 +1,4 @@
-"""The environment `message`: several turns, with tools that are Python functions, or a function for the other side."""
+"""The environment `message`: several turns, with Python functions as tools, or a function for the other side."""
 
 import asyncio
 from collections import Counter
@@ -36,11 +36,11 @@ Then = Literal["tell", "end"]
 
 
 class ErrorHandling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`tell` the model what was wrong and go on, or `end` the attempt."""
+    """`tell` the model what was wrong and continue, or `end` the attempt."""
 
     then: Then = "tell"
     reward: float = 0.0  # each time
-    at_most: Annotated[int, msgspec.Meta(ge=0)] | None = None  # one more ends the attempt; None: no limit
+    at_most: Annotated[int, msgspec.Meta(ge=0)] | None = None  # one more ends the attempt; None for no limit
 
 
 class MessageFields(CheckFields, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class MessageFields(CheckFields, frozen=True, kw_only=True):
 
 
 class MessageEnvironment:
-    """Goes on until the model answers without a call, or the episode function returns."""
+    """Runs until the model answers without a call, or the episode function returns."""
 
     name = "message"
     calls_user_code = True  # a task may name functions that `begin` calls
@@ -108,7 +108,7 @@ class EpisodeScript:
             raise TaskError(f"{name} ended before the first reply; let it yield before it returns") from None
 
     async def answer(self, text: str) -> Answer:
-        """Its answer to a reply; done if it has returned."""
+        """The generator's answer to a reply; done if it has returned."""
         goes_on, given = await call_function(self._send, text)
         if goes_on:
             answer = _parse_answer(given)
@@ -124,7 +124,7 @@ class EpisodeScript:
         self._generator.close()
 
     def _send(self, text: str) -> tuple[bool, Any]:
-        # StopIteration cannot travel out of a thread's future.
+        # A future cannot hold StopIteration.
         try:
             return True, self._generator.send(text)
         except StopIteration as end:
@@ -135,7 +135,7 @@ class ErrorCounts:
     """Counts an attempt's errors by kind, and finds the one that ends it."""
 
     def __init__(self, **handling: Then | ErrorHandling) -> None:
-        """`handling` says for each kind what is to happen."""
+        """`handling` has the action for each kind of error."""
         self._handling = {
             kind: one if isinstance(one, ErrorHandling) else ErrorHandling(then=one) for kind, one in handling.items()
         }
@@ -176,7 +176,7 @@ class MessageEpisode:
         self._tools = [describe_tool(tool) for tool in fields.tools]
         self._errors = ErrorCounts(malformed=fields.malformed, tool_error=fields.tool_error)
         self._tool_reward = 0.0
-        self._fault: RecordError | None = None  # of a tool itself, whatever its arguments
+        self._fault: RecordError | None = None  # an error of a tool itself, independent of its arguments
         self._over = False
         self._servers = [McpServer(one) for one in fields.mcp]
         self._served: list[McpTool] = []  # tools of those servers, once they are open
@@ -192,7 +192,7 @@ class MessageEpisode:
             raise ToolServerError(f'there are several tools named {", ".join(repeated)}; give a server a "prefix"')
 
     async def close(self) -> None:
-        """End them."""
+        """End the servers of tools."""
         await asyncio.gather(*(server.close() for server in self._servers))
 
     def opening(self, seat: str) -> Opening:
@@ -259,7 +259,7 @@ class MessageEpisode:
             try:
                 return self._take_result(tool.name, result)
             except RecordError as error:
-                # It is not the model's doing: the attempt is broken, and ends here.
+                # The model did not cause it: the attempt is broken, and ends here.
                 self._fault, self._over = error, True
                 return f"error: {error}"
 

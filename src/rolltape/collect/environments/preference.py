@@ -39,17 +39,17 @@ class PreferenceFields(SubmissionFields, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
     compare: Literal["pairwise", "listwise"] = "pairwise"
-    better: str = "the reply that answers the request better"  # what the judge is to prefer
+    better: str = "the reply that answers the request better"  # what the judge should prefer
     judge: Judge | str | None = None
     function: str | None = None  # "python:module:function" instead of a judge
     both_orders: bool = False  # ask a judge about each pair twice, either one first
 
 
 class PairResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Two attempts compared."""
+    """The comparison of two attempts."""
 
     pair: tuple[str, str]  # rollout ids, in the order in which they were shown
-    first: float | None  # the first one's points: 1 better, 0.5 as good, 0 worse; None: not decided
+    first: float | None  # the first one's points: 1 better, 0.5 equal, 0 worse; None if undecided
     reason: str = ""
     judge: dict[str, Any] | None = None
     ungraded: str | None = None
@@ -66,19 +66,19 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A group compared."""
+    """The comparison of a group."""
 
     pairs: Sequence[PairResult]
     data: Mapping[str, Any] = {}  # for the record of every attempt: the ranking
 
 
 class PreferenceEnvironment:
-    """Asks once, and compares. The reward is the share of the others that an attempt beats, a tie counting half."""
+    """Asks once, and compares. The reward is the share of other attempts that an attempt beats; a tie counts half."""
 
     name = "preference"
 
     def __init__(self, judge: Judge | None = None) -> None:
-        """`judge` fills in what a task's own judge leaves open."""
+        """`judge` has the defaults for fields that a task's own judge leaves out."""
         self._judge = judge
 
     def check(self, task: Task) -> None:
@@ -98,7 +98,7 @@ class PreferenceEnvironment:
     async def compare(self, task: Task, attempts: Mapping[str, Ended], seed: int) -> Mapping[str, Score]:
         fields = parse_fields(task, PreferenceFields)
         unfinished = {rollout: score_unfinished(fields, ended.stop_reason) for rollout, ended in attempts.items()}
-        # The mapping's order is that of completion, and must not decide anything.
+        # The mapping is in order of completion, which must not influence the result.
         finished = sorted(rollout for rollout, score in unfinished.items() if score is None)
         compared = {rollout: attempts[rollout] for rollout in finished}
         result = await _compare(fields, self._judge, task, compared, Random(seed))
@@ -123,7 +123,7 @@ async def _compare(
     if len(attempts) < 2:
         return GroupResult(pairs=[])
     listwise = fields.compare == "listwise"
-    # An attempt without a folder was read when it ended, and has that as its text.
+    # Without a folder, the attempt's file was read when it ended, and is now its text.
     texts = {
         rollout: ended.text if ended.folder is None else _read_text(fields, ended)
         for rollout, ended in attempts.items()
@@ -135,7 +135,7 @@ async def _compare(
     request = render_request(fields)
     async with connect_judge(judge) as client:
         if listwise:
-            # A judge may favor positions, so the order in which it sees texts is drawn.
+            # A judge may favor positions, so it sees texts in random order.
             distinct = sorted(set(texts.values()))
             return await _rank(client, request, fields.better, texts, rng.sample(distinct, len(distinct)))
         drawn = [pair if rng.random() < 0.5 else pair[::-1] for pair in combinations(texts, 2)]

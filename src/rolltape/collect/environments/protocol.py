@@ -25,13 +25,13 @@ class Tool(msgspec.Struct, frozen=True):
     function: Callable[..., str | Awaitable[str]]
 
     def to_chat(self) -> dict[str, Any]:
-        """The tool as a chat request offers it."""
+        """The tool in the form of a chat request."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 class Connection(FoundByUrl, msgspec.Struct, frozen=True, kw_only=True):
-    """Where a seat finds its session of the gateway."""
+    """How a seat reaches its session of the gateway."""
 
     base_urls: Mapping[str, str]  # by SDK
     key: str
@@ -39,12 +39,12 @@ class Connection(FoundByUrl, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a seat is given first."""
+    """The first messages, tools and files of a seat."""
 
     messages: list[Message]
     tools: Sequence[Tool] = ()
-    files: Mapping[str, str] = {}  # put into the working directory of an agent that has one
-    max_tool_calls: int | None = None  # one more ends the attempt; None: any number
+    files: Mapping[str, str] = {}  # for the working directory of an agent that has one
+    max_tool_calls: int | None = None  # one more ends the attempt; None for any number
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: Sequence[Message] = ()  # to the seat that is asked next: the same one, or another one in a game
     done: bool = False  # the episode has ended
-    reward: float | None = 0.0  # of this step; the total is the sum of steps and score. None: steps have no reward
+    reward: float | None = 0.0  # of this step; the total is the sum of steps and score. None if steps have no reward
     stop_reason: StopReason = StopReason.COMPLETED  # if done
     reward_data: Mapping[str, Any] | None = None
     env_state: Mapping[str, Any] | None = None
@@ -60,18 +60,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended that looked at what an agent left."""
+    """How a command that checked an agent's work ended."""
 
-    exit_code: int | None  # None: a signal ended it
+    exit_code: int | None  # None if a signal ended it
     signal: int | None
     timed_out: bool
     stdout: str  # the end of it, as of stderr
     stderr: str
-    set_aside: tuple[str, ...] = ()  # files of the working directory that were taken away before
+    set_aside: tuple[str, ...] = ()  # files of the working directory that were removed before
 
 
 class CheckCommand(NamedTuple):
-    """A command that looks at what an agent left. `Ended.run` explains the fields."""
+    """A command that checks an agent's work. `Ended.run` explains the fields."""
 
     words: list[str]
     files: Mapping[str, str]
@@ -88,20 +88,20 @@ class CheckRunner(Protocol):
 
     @property
     def is_confined(self) -> bool:
-        """Whether a sandbox holds what it runs."""
+        """Whether checks run in a sandbox."""
 
     @property
     def logs(self) -> Path | None:
-        """What a container has as /logs, on this machine; None: the agent was in no container."""
+        """The folder of this machine that a container sees as /logs, or None if the agent was in no container."""
 
     def clear_logs(self, name: str) -> None:
-        """Empty a folder of /logs, whatever the agent has put in its place."""
+        """Empty a folder of /logs, also if the agent has put something else in its place."""
 
     async def run(self, command: CheckCommand) -> CommandEnd:
-        """Run a command there."""
+        """Run a command in the working directory."""
 
     async def call(self, function: str, entry: Mapping[str, Any], ended: "Ended", *, timeout_s: float) -> "Score":
-        """Call "python:module:function" in a process of its own, where the sandbox holds it."""
+        """Call "python:module:function" in its own process inside the sandbox."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""  # the last reply's text, or what a program printed
     folder: Path | None = None  # the working directory that a program left
     exit_code: int | None = None
-    checks: CheckRunner | None = None  # None: there is no working directory
+    checks: CheckRunner | None = None  # None without a working directory
 
     async def run(
         self,
@@ -128,8 +128,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     ) -> CommandEnd:
         """Run a command in the working directory that a program left, in the same kind of sandbox.
 
-        No process of the agent is left by then. The command has a new home and reaches no network. Whatever executes
-        files that an agent could have written belongs in here: in the collector's own process they could do anything.
+        All processes of the agent have ended by then. The command has a new home and no network. Use it for everything
+        that executes files which an agent could have written: in the collector's own process they could do anything.
 
             async def score(self, seat, ended):
                 end = await ended.run("python -m pytest -q test_calc.py", files={"test_calc.py": self.tests})
@@ -137,15 +137,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
         Arguments:
             command: Words, or a line for a shell.
-            files: Put into the working directory before, in place of whatever the agent left under these names.
-            shipped: The files that the agent was given. Files that Python and test runners load unasked, such as
-                `conftest.py`, are put back as they are here, and taken away if they are not here.
-            keep: Names of such files to leave as the agent left them.
-            copies: Of an agent in a container: absolute paths there, each with a file or folder of this machine that is
-                copied to it before, in place of whatever is there.
+            files: Written to the working directory before, in place of the agent's files with these names.
+            shipped: The files that the agent got. Files that Python and test runners load automatically, such as
+                `conftest.py`, are restored from here, and removed if they are not here.
+            keep: Names of such files to keep as the agent left them.
+            copies: For an agent in a container: absolute paths there, each with a file or folder of this machine that
+                is copied to it before, and replaces what is there.
             env: More variables of the command's environment.
             stdin: What the command reads.
-            timeout_s: It is ended after this time.
+            timeout_s: The command is ended after this time.
         """
         if self.checks is None:
             raise RuntimeError(
@@ -158,17 +158,17 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt is worth."""
+    """The score of an attempt."""
 
-    reward: float | None  # on top of the steps' rewards; None: it has no reward, or not yet
+    reward: float | None  # added to the steps' rewards; None if it has no reward, or not yet
     terms: Mapping[str, float] = {}
     reward_data: Mapping[str, Any] | None = None
     ungraded: str | None = None  # why there is no reward although there should be one
-    compared: str | None = None  # what a later comparison looks at, if that is not the last reply
+    compared: str | None = None  # the text for a later comparison, if that is not the last reply
 
     @property
     def reason(self) -> str | None:
-        """Why a rollout has no reward, as its record says it; None: it has one, or is to have none."""
+        """Why a rollout has no reward, for its record; None if it has one, or should have none."""
         return None if self.ungraded is None else f"{UNGRADED}{self.ungraded}"
 
     def to_data(self) -> dict[str, Any]:
@@ -180,9 +180,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 class Episode(Protocol):
     """One attempt at one task. All state of the attempt is in here.
 
-    It may also have `open` and `close`, which may be coroutine functions: `open` is called once before an attempt
-    runs, `close` once it has ended, however it ended. What needs a process or a connection belongs there, since
-    episodes are also begun to look at their seats and openings.
+    It may also have `open` and `close`, which may be coroutine functions. `open` is called once before an attempt
+    runs, `close` once after its end, in all cases. Start processes and connections there, since episodes are also
+    begun only to read their seats and openings.
     """
 
     @property
@@ -190,7 +190,7 @@ class Episode(Protocol):
         """The names of its seats: `AGENT` alone, or several. Each has a session and a reward of its own."""
 
     def opening(self, seat: str) -> Opening:
-        """What a seat is given first. It is called once for every seat, before the first reply."""
+        """The opening of a seat. It is called once for every seat, before the first reply."""
 
     def next_seat(self) -> str | None:
         """The seat that replies next; None if the episode is over, which a tool may cause."""
@@ -203,25 +203,25 @@ class Episode(Protocol):
         """
 
     async def score(self, seat: str, ended: Ended) -> Score:
-        """What the attempt is worth to a seat, on top of the rewards of its answers."""
+        """The score of the attempt for a seat, added to the rewards of its answers."""
 
 
 @runtime_checkable
 class DrivenEpisode(Episode, Protocol):
-    """An episode with an agent loop of its own: it asks the model itself, and no other agent can attempt it."""
+    """An episode with its own agent loop: it asks the model itself, and no other agent can attempt it."""
 
     async def drive(
         self, connections: Mapping[str, Connection], max_turns: int, timeout_s: float
     ) -> Mapping[str, Ended]:
         """Run the attempt to its end, through the session of each seat, and return how it ended for each seat.
 
-        The limits are those of the agent's work; setting up and scoring come on top. Raise an error if something other
-        than the policy broke the attempt.
+        The limits are for the agent's work; setup and scoring may take additional time. Raise an error if something
+        other than the policy broke the attempt.
         """
 
 
 def check_episode(episode: object) -> Episode:
-    """What `begin` of an environment returned; raises RecordError if it names no seats."""
+    """Check the result of an environment's `begin`; raises RecordError if it names no seats."""
     seats = getattr(episode, "seats", None)
     if isinstance(seats, str) or not seats:
         raise RecordError(
@@ -232,19 +232,19 @@ def check_episode(episode: object) -> Episode:
 
 
 def check_opening(opening: object) -> Opening:
-    """What `opening` of an episode returned; raises RecordError if it is no Opening."""
+    """Check the result of an episode's `opening`; raises RecordError if it is not an Opening."""
     if not isinstance(opening, Opening):
         raise RecordError(f"the environment opened with {shown(opening)}; return an Opening")
     return opening
 
 
 def drives(episode: Episode) -> TypeGuard[DrivenEpisode]:
-    """Whether an episode has an agent loop of its own."""
+    """Whether an episode has its own agent loop."""
     return hasattr(episode, "drive")
 
 
 class Environment(Protocol):
-    """A kind of task: how it is asked, answered and scored.
+    """A kind of task: it makes the prompts, answers the model's replies, and scores attempts.
 
     Any class with `name`, `check` and `begin` is one. Tasks or `--environment` name it as "python:module:Class". This
     one asks a question, and rewards a reply that contains the answer:
@@ -291,7 +291,7 @@ class Environment(Protocol):
     name: str
 
     def check(self, task: Task) -> None:
-        """Raise a TaskError for a task that lacks what this environment needs. It is called before anything runs."""
+        """Raise a TaskError for a task that lacks necessary fields. It is called before anything runs."""
 
     def begin(self, task: Task, seed: int) -> Episode:
         """Begin an attempt. The same seed must give the same episode."""
@@ -304,7 +304,7 @@ class GroupEnvironment(Environment, Protocol):
     async def compare(self, task: Task, attempts: Mapping[str, Ended], seed: int) -> Mapping[str, Score]:
         """Scores by rollout id, for attempts by rollout id.
 
-        Working directories are gone by then. The `text` of an attempt is what its score had as `compared`, if it had.
+        Working directories are removed by then. The `text` of an attempt is the `compared` of its score, if set.
         """
 
 

@@ -30,7 +30,7 @@ class Criterion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One criterion and its weight."""
 
     name: str
-    text: str = ""  # what it asks for, if the name is not enough
+    text: str = ""  # its description, if the name is not enough
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
@@ -59,7 +59,7 @@ class RubricEnvironment:
     name = "rubric"
 
     def __init__(self, judge: Judge | None = None) -> None:
-        """`judge` fills in what a task's own judge leaves open."""
+        """`judge` has the defaults for fields that a task's own judge leaves out."""
         self._judge = judge
 
     def check(self, task: Task) -> None:

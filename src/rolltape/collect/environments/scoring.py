@@ -22,7 +22,7 @@ _FINISHED = (StopReason.COMPLETED, StopReason.TOOL_STOPPED)
 _MAX_FILE_BYTES = 16 * 2**20
 _KINDS = ("exact", "number", "regex", "function", "command")
 _CHECK_S = 300.0
-_OUTPUT = 2000  # characters of what a command printed, the end
+_OUTPUT = 2000  # characters of the end of a command's output
 # A minus after a digit or a bracket is an operator.
 _NUMBER = re.compile(
     r"(?:(?<![0-9)\]])[-−])?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
@@ -32,8 +32,8 @@ _NUMBER = re.compile(
 class RewardFields(PromptFields, frozen=True, kw_only=True):
     """Fields of a task that is rewarded."""
 
-    # The reward of an attempt that ran into a limit (a time-out, too many turns, an overflow, calls that cannot be
-    # read), for all of them or by stop reason; "check": what it left is scored as if it had finished.
+    # The reward of an attempt that ran into a limit (a time-out, too many turns, an overflow, unreadable calls), for
+    # all limits or by stop reason; "check": it is scored as if it had finished.
     unfinished: Worth | dict[StopReason, Worth] = 0.0
 
 
@@ -43,14 +43,14 @@ class SubmissionFields(RewardFields, frozen=True, kw_only=True):
     file: str | None = None  # of the working directory, read instead of the last text
 
     def check(self) -> None:
-        """TaskError for a task that asks nothing, or whose file leads out of the working directory."""
+        """Raise TaskError for a task without a prompt, or with a file outside the working directory."""
         check_prompt(self)
         if self.file is not None:
             check_path(self.file, "its file")
 
 
 def score_unfinished(fields: RewardFields, stop_reason: StopReason) -> Score | None:
-    """The score of an attempt that ran into a limit; None if it did not, or if what it left is scored as usual."""
+    """The score of an attempt that ran into a limit; None if it did not, or if it is scored as usual."""
     if stop_reason in _FINISHED:
         return None
     given = fields.unfinished
@@ -59,7 +59,7 @@ def score_unfinished(fields: RewardFields, stop_reason: StopReason) -> Score | N
 
 
 def parse_score(value: object, where: str) -> Score:
-    """What a function returned as a score: a Score, a number, a truth value, or an object.
+    """A function's result as a score: a Score, a number, a truth value, or an object.
 
     `reward` and `terms` of an object are the score's own. Its other fields go into `reward_data`.
     """
@@ -83,7 +83,7 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 def read_submission(ended: Ended, file: str | None) -> Submission:
-    """The last text of an agent, or the text of a file that it left. Links out of its directory are not followed."""
+    """The last text of an agent, or the text of a file of its directory. Links out of that are not followed."""
     if file is None:
         return Submission(ended.text)
     if ended.folder is None:
@@ -92,7 +92,7 @@ def read_submission(ended: Ended, file: str | None) -> Submission:
     if not Path(path).is_relative_to(os.path.realpath(ended.folder)):
         return Submission(missing=f"{file} leads out of the working directory")
     try:
-        # A plain open would wait for the writer of a pipe.
+        # A plain open of a named pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as opened:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -118,9 +118,9 @@ class AnswerCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ignore_case: bool = False
     extract: str | None = None  # a regular expression: its last match, or the first group of that, is checked
     file: str | None = None  # of the working directory, checked instead of the last text
-    files: dict[str, str] = {}  # of a command: put into the working directory before, over what the agent left
-    keep: list[str] = []  # of a command: such as "conftest.py", which is otherwise as the task has it
-    timeout_s: float | None = None  # of a command, and of a function in a sandbox; None: as --score-timeout says
+    files: dict[str, str] = {}  # of a command: written to the working directory before, replacing the agent's files
+    keep: list[str] = []  # of a command: files such as "conftest.py" that are not restored from the task
+    timeout_s: float | None = None  # of a command, and of a function in a sandbox; None for --score-timeout
     sandbox: bool = True  # of a function: it runs in a sandbox, if the agent did
 
     @property
@@ -136,7 +136,7 @@ class CheckFields(RewardFields, frozen=True, kw_only=True):
 
 
 def parse_checks(fields: CheckFields) -> tuple[AnswerCheck, ...]:
-    """A task's checkers; TaskError if it has none, or one that cannot work."""
+    """A task's checkers; raises TaskError if it has none, or an invalid one."""
     given = fields.check
     checks = (
         given if isinstance(given, list) else [given if isinstance(given, AnswerCheck) else _check_by_answer(fields)]
@@ -169,7 +169,7 @@ def last_number(text: str) -> float | None:
 
 
 def _check_by_answer(fields: CheckFields) -> AnswerCheck:
-    """The checker for `answer`: the one that `check` names, or else the one for the type of the answer."""
+    """The checker for `answer`: the one that `check` names, else the one for the type of the answer."""
     how, answer = fields.check, fields.answer
     if isinstance(how, str) and how.startswith(PREFIX):
         return AnswerCheck(function=how)

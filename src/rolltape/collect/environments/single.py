@@ -1,4 +1,4 @@
-"""Environments that ask once: `problem` checks the reply, `distill` only keeps it. `SingleReply` is their episode."""
+"""Environments that ask once: `problem` checks the reply, `distill` only records it. Both use `SingleReply`."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -59,7 +59,7 @@ async def _score_problem(task: Task, fields: CheckFields, checks: tuple[AnswerCh
 
 
 class DistillEnvironment:
-    """Prompts alone: the replies are recorded, and nothing is rewarded."""
+    """Only prompts: the replies are recorded, and nothing is rewarded."""
 
     name = "distill"
 

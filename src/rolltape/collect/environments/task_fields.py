@@ -1,4 +1,4 @@
-"""A task's entry → the checked fields that its environment knows, and the opening messages that they give."""
+"""Read a task's entry: the checked fields that its environment knows, and the opening messages from them."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that every kind of task may have."""
 
     prompt: str | None = None  # a user message
-    messages: list[dict[str, Any]] | None = None  # instead: a conversation in chat form
-    system: str | None = None  # put before it
+    messages: list[dict[str, Any]] | None = None  # instead of `prompt`: a conversation in chat form
+    system: str | None = None  # a system message before it
     files: dict[str, str] = {}  # for the working directory of an agent that has one
 
 
 def parse_fields(task: Task, kind: type[T]) -> T:
-    """The fields of `kind` out of a task, as a copy. Null is the same as absent; other fields are ignored."""
+    """The fields of `kind` from a task, as a copy. Null means absent; other fields are ignored."""
     known = kind.__struct_fields__  # type: ignore[attr-defined]
     given = {name: _without_nulls(value) for name, value in task.data.items() if name in known and value is not None}
     if given.get("messages") is not None:
@@ -47,12 +47,12 @@ def copy_entry(task: Task) -> dict[str, Any]:
 
 
 def without_answers(task: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's entry without the fields by which environments score, such as its answer and its hidden tests."""
+    """A task's entry without the fields for scoring, such as its answer and its hidden tests."""
     return {name: value for name, value in task.items() if name not in _SCORING_FIELDS}
 
 
 def check_prompt(fields: PromptFields, *, needed: bool = True) -> None:
-    """TaskError unless the task has a prompt or messages, and not both."""
+    """Raise TaskError unless the task has either a prompt or messages."""
     if fields.prompt is not None and fields.messages is not None:
         raise TaskError("it has both a prompt and messages; keep one of them")
     if fields.messages is not None:
@@ -66,14 +66,14 @@ def check_prompt(fields: PromptFields, *, needed: bool = True) -> None:
 
 
 def check_path(name: str, where: str) -> None:
-    """TaskError for a file name that leads out of the working directory, or nowhere."""
+    """Raise TaskError for a file name that is not inside the working directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or path == PurePosixPath() or "\0" in name:
         raise TaskError(f"{where}: {shown(name)} is not in the working directory; give a relative path below it")
 
 
 def build_opening(fields: PromptFields, tools: Sequence[Tool] = (), max_tool_calls: int | None = None) -> Opening:
-    """What the agent is given first; a new copy on every call."""
+    """The opening of a task, as a new copy on every call."""
     messages = system_messages(fields.system)
     if fields.messages is not None:
         messages += copy.deepcopy(fields.messages)
@@ -87,7 +87,7 @@ def user_message(text: str) -> Message:
 
 
 def system_messages(text: str | None) -> list[Message]:
-    """The system message of that text; none for None."""
+    """A list with the system message of a text; empty for None."""
     return [] if text is None else [{"role": "system", "content": text}]
 
 
@@ -105,7 +105,7 @@ def _check_messages(messages: list[dict[str, Any]], system: str | None) -> None:
 
 
 def _without_nulls(value: Any) -> Any:
-    # Columns of a table give every row the fields of all rows.
+    # In a table, every row has the fields of all rows.
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):

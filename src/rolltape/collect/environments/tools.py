@@ -13,7 +13,7 @@ _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool as a task names it. Fields that it leaves out come from the function."""
+    """A tool as a task names it. Missing fields come from the function."""
 
     function: str  # "python:module:function"
     name: str | None = None
@@ -21,7 +21,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """A tool's result that may also end the episode, or reward."""
+    """A tool's result that may also end the episode, or give a reward."""
 
     text: str
     done: bool = False  # the episode ends here
@@ -38,13 +38,13 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     function: Callable[..., Any]
 
     def convert_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """A call's arguments in the types of the signature; msgspec.ValidationError if they do not fit."""
+        """A call's arguments in the types of the signature; raises msgspec.ValidationError if they do not fit."""
         converted = msgspec.convert(given, self.arguments, strict=False)
         return {name: getattr(converted, name) for name in self.arguments.__struct_fields__}
 
 
 def describe_tool(given: str | ToolSpec) -> FunctionTool:
-    """Describe a function as a tool; TaskError if its signature does not allow that."""
+    """Describe a function as a tool; raises TaskError if its signature does not allow it."""
     spec = ToolSpec(function=given) if isinstance(given, str) else given
     function = function_named(spec.function)
     parameters = inspect.signature(function).parameters.values()

@@ -1,1 +1,1 @@
-"""Grading: whose fault a failure was, the score of an attempt or a group, and grading again from the tape."""
+"""Grading: find the cause of a failure, score an attempt or a group, and grade again from the tape."""

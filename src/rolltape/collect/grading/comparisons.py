@@ -15,11 +15,11 @@ from rolltape.records.rollout import UNGRADED, Rollout, Status
 from rolltape.tape.recording.tape import Tape
 
 EnvironmentOf = Callable[[Task], Environment]
-_READ_AT_ONCE = 64  # groups: each look at the run costs its whole length
+_READ_AT_ONCE = 64  # groups: each read of the run costs time for its whole length
 
 
 class GroupComparisons:
-    """The groups of a collection that are still to be compared."""
+    """The groups of a collection that are not compared yet."""
 
     def __init__(self, tape: Tape, source: TaskSource, identity: RolloutIdentity, settings: CollectSettings) -> None:
         self._tape = tape
@@ -41,7 +41,7 @@ class GroupComparisons:
                     self._held[index] = []
 
     async def add(self, task_index: int, environment: Environment, results: list[RolloutResult]) -> list[RolloutResult]:
-        """Add an attempt, and return the results that are final now. The last attempt of a group has it compared."""
+        """Add an attempt, and return the results that are final now. With its last attempt a group is compared."""
         if not compares(environment):
             return results
         held = self._held.setdefault(task_index, [])
@@ -50,7 +50,7 @@ class GroupComparisons:
         return await self._compare(task_index, environment) if is_complete else []
 
     async def compare_rest(self, environment_of: EnvironmentOf, task_index: int | None = None) -> list[RolloutResult]:
-        """Compare groups that earlier processes began and that are complete by now: of one task, or all."""
+        """Compare groups that earlier processes began and that are complete now: of one task, or all."""
         final = []
         waiting = [index for index in self._held if task_index in (None, index)]
         for start in range(0, len(waiting), _READ_AT_ONCE):
@@ -73,7 +73,7 @@ class GroupComparisons:
     async def _compare(
         self, task_index: int, environment: GroupEnvironment, earlier: Mapping[str, Rollout] = MappingProxyType({})
     ) -> list[RolloutResult]:
-        """Score a complete group, without what broke, and return the results of all that were scored."""
+        """Score a complete group without its broken attempts, and return the results of the scored ones."""
         task = self._source[task_index]
         held = {result.rollout: result.ended for result in self._held[task_index]}
         before = {one: earlier[one] for one in self._not_held(task_index) if one in earlier}
@@ -81,8 +81,8 @@ class GroupComparisons:
         ended = {rollout: one for rollout, one in (held | finished).items() if one is not None}
         seed = seed_of(self._identity.rollout_id(task, 0))
         scores = await compare_attempts(environment, task, ended, seed, self._settings.score_timeout_s) if ended else {}
-        # In a group that has grown, earlier attempts have a reward of an earlier comparison. Theirs is replaced first:
-        # until the last attempt has one, nobody takes the group.
+        # In a grown group, attempts of earlier processes have rewards of the old comparison. These are replaced first,
+        # since readers do not take the group before its last attempt has a reward.
         for rollout in sorted(scores, key=lambda one: one in held):
             record_score(self._tape, rollout, scores[rollout], environment.name)
         with_record = self._settings.with_records

@@ -6,13 +6,13 @@ from rolltape.collect.agents import AgentOutcome
 from rolltape.collect.loops import BlockedTime
 from rolltape.gateway.sessions import OpenSession
 
-_SHARE = 0.1  # of an attempt's time: if the infrastructure took so much of it, running out of it is no outcome
+_SHARE = 0.1  # of an attempt's time: if the infrastructure took this share, a time-out is not the policy's
 
 
 def find_fault(
     outcome: AgentOutcome, sessions: Sequence[OpenSession], blocked: BlockedTime, timeout_s: float
 ) -> str | None:
-    """Why the infrastructure is to blame for how an attempt ended; None: it is the policy's own outcome.
+    """Why the infrastructure caused the end of an attempt, or None if it is the policy's own outcome.
 
     The sessions are closed: no turn is in flight.
     """
@@ -27,7 +27,7 @@ def find_fault(
 
 
 def _lost_time(sessions: Sequence[OpenSession], blocked: BlockedTime, timeout_s: float) -> str | None:
-    """Why a time-out is the infrastructure's: a tenth of the time went to waiting for it, or to a blocked loop."""
+    """Why the infrastructure caused a time-out: it, or a blocked loop, took a tenth of the time."""
     waited_s = sum(one.waited_s for one in sessions)
     blocked_s = blocked.seconds
     if waited_s + blocked_s < _SHARE * timeout_s:
@@ -42,7 +42,7 @@ def _lost_time(sessions: Sequence[OpenSession], blocked: BlockedTime, timeout_s:
 
 
 def _never_asked(outcome: AgentOutcome, sessions: Sequence[OpenSession], timeout_s: float) -> str | None:
-    """Why an attempt is broken whose program or function never asked the model; None: it asked."""
+    """Why an attempt is broken if its program or function never asked the model; None if it did."""
     is_program = outcome.exit_code is not None or outcome.signal is not None
     if not (is_program or outcome.timed_out) or any(one.turns or one.recorder.turn_count for one in sessions):
         return None

@@ -1,4 +1,4 @@
-"""Score attempts that have ended, and keep what is needed to do it again where it could not be done."""
+"""Score ended attempts, and keep what is needed to score them later if it failed."""
 
 import logging
 import stat
@@ -31,14 +31,14 @@ _MAX_KEPT_BYTES = 2**30
 async def score_seats(
     environment: Environment, episode: Episode, ended: Mapping[str, Ended], limit_s: float
 ) -> dict[str, Score]:
-    """What an attempt is worth to each seat. If that cannot be found out for one of them, none is graded."""
+    """Score an attempt for each seat. If scoring fails for one, none is graded."""
     try:
         with time_limit(limit_s):
             scores = {
                 seat: _check_score(await call_environment(environment.name, episode.score, seat, one))
                 for seat, one in ended.items()
             }
-    except Exception as error:  # anybody's code, and a judge that is down
+    except Exception as error:  # the user's code, or a judge that is down
         log.warning("environment %s: an attempt could not be graded", environment.name, exc_info=error)
         why = describe_error(error)
         return {seat: Score(reward=None, ungraded=why) for seat in ended}
@@ -54,7 +54,7 @@ async def score_seats(
 async def compare_attempts(
     environment: GroupEnvironment, task: Task, ended: Mapping[str, Ended], seed: int, limit_s: float
 ) -> Mapping[str, Score]:
-    """What the attempts of a group are worth, by rollout. If that cannot be found out, none is graded."""
+    """Score the attempts of a group by comparison, by rollout. If that fails, none is graded."""
     try:
         with time_limit(limit_s):
             scores = await call_environment(environment.name, environment.compare, task, ended, seed)
@@ -65,7 +65,7 @@ async def compare_attempts(
 
 
 def record_score(tape: Tape, rollout: str, score: Score, by: str, try_index: int | None = None) -> None:
-    """Record a score of a rollout that has finished before, or why there is still none."""
+    """Record a score of a finished rollout, or why there is still none."""
     if score.reward is not None and score.ungraded is None:
         tape.score(rollout, reward=score.reward, terms=dict(score.terms), by=by, try_index=try_index)
     if data := score.to_data():
@@ -81,7 +81,7 @@ def _check_score(score: object) -> Score:
 
 
 def load_ended(rollout: Rollout, checks: WorkspaceChecks | None = None) -> Ended:
-    """How the agent of a finished rollout ended, from the tape. `checks` are of the working directory that it left."""
+    """How the agent of a finished rollout ended, from the tape. `checks` are for its working directory."""
     turn = next((one for one in reversed(main_turns(rollout)) if one.reply is not None), None)
     extra = load_agent_end(rollout)
     text = extra.get("compared", extra.get("text"))
@@ -96,15 +96,15 @@ def load_ended(rollout: Rollout, checks: WorkspaceChecks | None = None) -> Ended
 
 
 def load_agent_end(rollout: Rollout) -> dict[str, Any]:
-    """How an agent ended, as it was recorded: its exit code, what it printed, where its files are."""
+    """The recorded end of an agent: its exit code, its output, the place of its files."""
     extra: dict[str, Any] = merge_events(rollout.events).final.get("extra") or {}
     return extra
 
 
 def keep_folder(folder: Path, path: Path) -> None:
-    """Pack what a program left, its plain files, folders and links, so that it can be checked later.
+    """Pack the plain files, folders and links that a program left, so that they can be checked later.
 
-    What it has made unreadable is left out.
+    Unreadable ones are left out.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as packed:
@@ -125,7 +125,7 @@ def keep_folder(folder: Path, path: Path) -> None:
 
 
 def unpack_folder(path: Path, scratch: Path) -> Workspace:
-    """A workspace below `scratch` with what a program left. Links that lead out of it are left out."""
+    """A workspace below `scratch` with the files that a program left. Links that lead out of it are left out."""
     workspace = Workspace.make(scratch, {})
     with tarfile.open(path) as packed:
         packed.extractall(workspace.work, filter=only_inside)

@@ -1,4 +1,4 @@
-"""`Regrading`: grades rollouts from the tape that could not be graded when they ended. It samples nothing."""
+"""`Regrading`: grades rollouts that could not be graded when they ended, from the tape. It samples nothing."""
 
 import asyncio
 from collections import deque
@@ -73,7 +73,7 @@ class Regrading:
         """`limit_s` is the time that one call of an environment's, a checker's or a judge's function may take.
 
         With `with_groups` it also compares groups that are complete. `sandbox` opens the sandbox in which checks of
-        files run, given a `scratch` folder; None: bubblewrap where it works.
+        files run, in a `scratch` folder; None for bubblewrap if it works.
         """
         owner = ContainerOwner(tape.directory.path, tape.writer)
         self._open_sandbox = sandbox or partial(open_sandbox, SandboxKind.AUTO, None, owner=owner)
@@ -89,7 +89,7 @@ class Regrading:
     ) -> None:
         """Grade those of `rows` that have no grade, and call `on_results` with the results as they come.
 
-        The rows must be all of their groups, as `find_ungraded` gives them.
+        The rows must be complete groups, as from `find_ungraded`.
         """
         run = self._tape.run()
         jobs: dict[object, list[RolloutRow]] = {}  # the rows of an attempt, or of a group that is compared
@@ -118,7 +118,7 @@ class Regrading:
     async def _grade_attempt(
         self, run: Run, environment: Environment, rollouts: Sequence[Rollout]
     ) -> dict[Rollout, Score]:
-        """Score the seats of one attempt. An environment with a state goes through the recorded replies again."""
+        """Score the seats of one attempt. An environment with state gets the recorded replies again."""
         by_seat = {_seat(one.head): one for one in rollouts if one.status is Status.FINISHED}
         try:
             async with AsyncExitStack() as stack:
@@ -165,7 +165,7 @@ class Regrading:
         return {finished[one]: score for one, score in scores.items()}
 
     async def _unpack(self, run: Run, rollout: Rollout, stack: AsyncExitStack) -> WorkspaceChecks | None:
-        """The working directory that a program left, as it was kept. Checks run there in a sandbox again."""
+        """Unpack the working directory that was kept. Checks run there in a sandbox again."""
         end = load_agent_end(rollout)
         name = end.get("folder")
         if name is None and any(one in end for one in _PROGRAM_END):
@@ -210,18 +210,18 @@ def _seat(head: RolloutHead) -> str:
 
 
 def _base_agent(head: RolloutHead) -> str:
-    """The agent without the seat that its name in the record has."""
+    """The agent's name without the seat."""
     return (head.agent or "").removesuffix(seat_agent("", _seat(head)))
 
 
 def _attempt_key(head: RolloutHead) -> object:
-    """What the rollouts of the seats of one attempt share."""
+    """A key that the rollouts of one attempt's seats share."""
     task = head.task_id if head.task_id is not None else canonical_json(head.task)
     return (head.source, head.step, task, head.attempt, head.model, _base_agent(head))
 
 
 def _attempt_id(head: RolloutHead) -> str:
-    """The rollout id that an attempt's seed is made from, whichever seat it is of."""
+    """The rollout id from which an attempt's seed is made, the same for all seats."""
     return rollout_ids(
         head.run,
         source=head.source,
@@ -252,7 +252,7 @@ def _add_steps(score: Score, rollout: Rollout) -> Score:
 
 
 def _load_replies(rollout: Rollout) -> Iterable[dict[str, Any]]:
-    """The replies that the chat agent passed to its environment: those that were not cut."""
+    """Yield the replies that the chat agent passed to its environment: those that were not cut."""
     for turn in main_turns(rollout):
         if turn.reply is not None and turn.facts.finish is not Finish.LENGTH:
             flags = [str(flag) for flag in turn.facts.flags]
@@ -277,7 +277,7 @@ async def _replay(name: str, episode: Episode, replies: Mapping[str, "deque[dict
 
 
 def find_ungraded(run: Run, *, step: int | None = None, source: str | None = None) -> list[RolloutRow]:
-    """All rollouts of the groups in which one has no grade."""
+    """All rollouts of the groups and attempts in which one has no grade."""
     rows = [row for row in run.index() if step in (None, row.step) and source in (None, row.source)]
     attempts = {(row.source, row.step, row.task_id, row.attempt) for row in rows if is_ungraded(row)}
     groups = {row.group for row in rows if is_ungraded(row)}

@@ -1,1 +1,1 @@
-"""Runners carry out attempts: in this process (`local`), or on the nodes of a Ray cluster (`ray`)."""
+"""Runners run attempts: in this process (`local`), or on the nodes of a Ray cluster (`ray`)."""

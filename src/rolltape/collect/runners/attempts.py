@@ -65,15 +65,15 @@ class AttemptRunner:
     async def run(
         self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: Mapping[str, int] | None = None
     ) -> list[RolloutResult]:
-        """Attempt a task, and return a result for each seat. An error here fails this attempt alone.
+        """Attempt a task, and return a result for each seat. An error fails only this attempt.
 
-        `tries` has the number of the try for each seat, where the caller counts them; otherwise the tape does.
+        `tries` has the number of the try for each seat, if the caller counts them; otherwise the tape does.
         """
         seed = seed_of(identity.rollout_id(task, planned.attempt))
         environment = self._environments.of(task)
         seats = SeatSessions(self._gateway, self._settings, identity, task, planned, tries or {})
         blocked = BlockedTime(self._loop)
-        ATTEMPT_BLOCKED.set(blocked)  # an attempt is a task of its own, or the next one sets it again
+        ATTEMPT_BLOCKED.set(blocked)  # each attempt has its own asyncio task, or the next attempt sets it again
         try:
             with time_limit(self._settings.score_timeout_s):
                 episode = check_episode(await call_environment(environment.name, environment.begin, task, seed))
@@ -112,7 +112,7 @@ class AttemptRunner:
             log.warning("%s, attempt %d", task.where, planned.attempt, exc_info=error)
             results = await seats.fail(describe_error(error))
             if not results and isinstance(error, TapeWriteError):
-                raise  # it could not even begin, and no record says so: nor could those that come after it
+                raise  # it could not begin, and has no record; later ones could not begin either
             return results
 
     async def _finish(
@@ -128,7 +128,7 @@ class AttemptRunner:
         if fault is not None:
             return await seats.fail(fault, outcome)
         ended = {seat: seats.apply_limits(seat, outcome.ended[seat]) for seat in episode.seats}
-        # All are scored before one is finished: where one cannot be graded, none of the attempt is.
+        # All seats are scored before one is finished: if one cannot be graded, none is.
         scores = await score_seats(environment, episode, ended, self._settings.score_timeout_s)
         for seat in episode.seats:
             await seats.finish(seat, ended[seat], scores[seat], outcome)
@@ -136,7 +136,7 @@ class AttemptRunner:
 
 
 def make_assignment(settings: CollectSettings, task: Task, **fields: Any) -> Assignment:
-    """What an agent is to do, within the limits of the collection and of the task. `fields` are the attempt's own."""
+    """The assignment of an agent, with the limits of the collection and of the task. `fields` are the attempt's own."""
     return Assignment(
         task=task.data,
         max_turns=settings.max_turns,
@@ -157,7 +157,7 @@ async def open_attempts(
     *,
     keep_admin_key: bool = False,
 ) -> AsyncIterator[AttemptRunner]:
-    """Run attempts within the block, through a gateway that runs already or through one of their own."""
+    """Run attempts within the block, through a running gateway or through a new one."""
     with scratch_folder(tape.directory.path) as scratch:
         own = make_gateway(settings, tape, keep_admin_key=keep_admin_key) if gateway is None else nullcontext(gateway)
         async with own as used:
@@ -172,7 +172,7 @@ async def open_attempts(
 async def _open_sandbox(
     settings: CollectSettings, agent: Agent, gateway: Gateway, tape: Tape, scratch: Path
 ) -> tuple[Sandboxes, Confinement]:
-    """The sandbox of an agent that is a program. Other agents run in this process, where none can hold them."""
+    """The sandbox of an agent that is a program. Other agents run in this process, without a sandbox."""
     if isinstance(agent, FunctionAgent):
         return Unconfined(), Confinement("none", f"{agent.name} runs in the collector's own process: it is trusted")
     if not isinstance(agent, ProgramAgent):
@@ -184,7 +184,7 @@ async def _open_sandbox(
 async def open_collection_sandbox(
     settings: CollectSettings, tape: Tape, gateway: Gateway | None, *, scratch: Path
 ) -> Sandboxes:
-    """The sandbox by the settings of a collection. Without a gateway it is for checks alone."""
+    """The sandbox by the settings of a collection. Without a gateway it is only for checks."""
     return await open_sandbox(
         settings.sandbox,
         gateway,

@@ -1,4 +1,4 @@
-"""The gateway that a collection's agents talk to: which model `--model` means, and which engines run it."""
+"""The gateway of a collection's agents: the model that `--model` means, and its engines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,20 +17,20 @@ _TOKENIZER = "tokenizer.json"
 
 
 class ResolvedModel(NamedTuple):
-    """Which model is used."""
+    """The model of a collection."""
 
-    folder: Path | None  # with a tokenizer and a chat template; None: the engines take messages and need none
-    name: str | None  # in the record; None: as the engine calls it
-    requested: str | None  # of engines that serve several; None: the one that they serve
+    folder: Path | None  # with a tokenizer and a chat template; None if the engines take messages
+    name: str | None  # in the record; None for the engine's name
+    requested: str | None  # of engines that serve several; None for the one that they serve
     engines: tuple[str, ...]
 
 
 def make_gateway(
     settings: CollectSettings, tape: Tape, engines: Sequence[Engine] = (), *, keep_admin_key: bool = False
 ) -> Gateway:
-    """A gateway by the settings of a collection. Engines that are there already are used instead of those named.
+    """Make a gateway by the settings of a collection. Passed `engines` replace those of the settings.
 
-    With `keep_admin_key` a trainer in another process finds it by the run.
+    With `keep_admin_key` a trainer in another process finds the gateway by the run.
     """
     if engines:
         folder = None if settings.model is None else Path(settings.model)
@@ -61,9 +61,9 @@ def make_gateway(
 
 
 def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -> ResolvedModel:
-    """Find the model that `model` (a folder or a name) means for these engines; CollectError if there is none.
+    """Find the model that `model` (a folder or a name) means for these engines; raises CollectError if there is none.
 
-    Engines that return text alone take any name, and need no tokenizer.
+    Engines that return only text take any name, and need no tokenizer.
     """
     kinds = [parse_spec(engine)[0] for engine in engines]
     text_only = all(kind == _TEXT_ONLY for kind in kinds)
@@ -98,7 +98,7 @@ def _resolve_tiny(name: str | None, engines: Sequence[str]) -> ResolvedModel:
 
 
 def _find_cached(name: str) -> Path | None:
-    """The folder in the Hugging Face cache that has a model's tokenizer. It does not ask the hub."""
+    """The folder in the Hugging Face cache with a model's tokenizer. It makes no request to the hub."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

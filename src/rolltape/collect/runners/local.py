@@ -27,7 +27,7 @@ class LocalRunner:
         gateway: Gateway | None = None,
         keep_admin_key: bool = False,
     ) -> None:
-        """Without a running `gateway`, it starts its own; with `keep_admin_key` that one's key is kept in the run."""
+        """Without a running `gateway` it starts its own; with `keep_admin_key` the key of that is kept in the run."""
         self._settings = settings
         agent = agent_named(settings.agent, in_image=settings.has_images)
         self._opening = open_attempts(settings, tape, environments, agent, gateway, keep_admin_key=keep_admin_key)

@@ -1,4 +1,4 @@
-"""The interface of runners, and the queue that a runner takes attempts from."""
+"""The interface of runners, and the queue from which a runner takes attempts."""
 
 import asyncio
 import time
@@ -14,14 +14,14 @@ from rolltape.collect.tasks import Task
 from rolltape.groups import RunAheadLimit
 
 _PLANNED_AT_ONCE = 256  # attempts
-NO_ROOM_S = 0.2  # between two questions whether there is room
+NO_ROOM_S = 0.2  # between two checks for room
 OnEnded = Callable[[PlannedAttempt, list[RolloutResult]], Awaitable[None]]
 
 
 class AttemptQueue:
     """The attempts to run. Each is given out once, and a task begins only when there is room for its group.
 
-    A queue that is open takes more attempts until `close`.
+    An open queue takes more attempts until `close`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AttemptQueue:
         self._source = source
         self._run_ahead = run_ahead
         self._planned: deque[tuple[PlannedAttempt, Task]] = deque()
-        self._is_planned = False  # all attempts are in there, or were given out
+        self._is_planned = False  # all attempts are in the queue, or were given out
         self._planning: asyncio.Task[None] | None = None
         self.given_out = 0
         self.is_stopped = False
@@ -53,7 +53,7 @@ class AttemptQueue:
         return self.is_stopped or (self._is_planned and not self._planned)
 
     def add(self, attempts: Iterable[tuple[PlannedAttempt, Task]]) -> None:
-        """Add attempts to a queue that is open."""
+        """Add attempts to an open queue."""
         self._planned += attempts
         self._added.set()
 
@@ -63,16 +63,16 @@ class AttemptQueue:
         self._added.set()
 
     def stop(self) -> None:
-        """Give out no more attempts. Those that were given out go on."""
+        """Give out no more attempts. Those that were given out continue."""
         self.is_stopped = True
         self.close()
 
     def stop_after_groups(self) -> None:
-        """Begin no more tasks. Groups that were begun go on to their end."""
+        """Begin no more tasks. Groups that were begun are completed."""
         self._begins_groups = False
 
     async def has_left(self) -> bool:
-        """Whether there are attempts that were not given out. The queue is closed, and no worker waits for it."""
+        """Whether there are attempts that were not given out. Call it when the queue is closed and no worker waits."""
         while not self._planned and not self._is_planned:
             await (self._planning or self._plan_more())
         return bool(self._planned)
@@ -82,7 +82,7 @@ class AttemptQueue:
         while not self._planned and not self._is_planned:
             if self._planning is None:
                 self._planning = asyncio.ensure_future(self._plan_more())
-            await asyncio.shield(self._planning)  # all who wait for it go on at once
+            await asyncio.shield(self._planning)  # all waiting workers then continue
         if self._run_ahead is None:
             return self._take()
         async with self._lock:
@@ -98,7 +98,7 @@ class AttemptQueue:
 
     async def _plan_more(self) -> None:
         try:
-            # In a thread: it asks environments for the seats of their episodes, and may pass over many tasks.
+            # In a thread: it asks environments for the seats of their episodes, and may skip many tasks.
             more = await asyncio.to_thread(lambda: list(islice(self._attempts, _PLANNED_AT_ONCE)))
             self._planned += more
             if not more and self._is_open:
@@ -124,15 +124,15 @@ def _begins_group(planned: PlannedAttempt) -> bool:
 
 
 class RunnerFacts(NamedTuple):
-    """What is known once a runner is ready."""
+    """The facts that are known once a runner is ready."""
 
-    model_name: str  # as it goes into rollout ids
-    agent_name: str  # as it goes into rollout ids
+    model_name: str  # as in rollout ids
+    agent_name: str  # as in rollout ids
     confinement: Confinement
 
 
 class Runner(Protocol):
-    """Runs attempts. Once entered it is ready, and the run holds all that earlier collections left unpublished."""
+    """Runs attempts. Once entered it is ready, and all that earlier collections left unpublished is in the run."""
 
     @property
     def facts(self) -> RunnerFacts:

@@ -26,7 +26,7 @@ from rolltape.samples import linearize
 from rolltape.traces import Capture, TraceWriter
 from rolltape.traces.writer import is_captured
 
-_SEEDS = 2**31  # engines take no larger seed than this
+_SEEDS = 2**31  # engines accept smaller seeds only
 
 
 class _SeatEnd(NamedTuple):
@@ -41,7 +41,7 @@ class _SeatEnd(NamedTuple):
     ended: Ended | None = None
 
     def to_compare(self) -> Ended | None:
-        """What a comparison is given, without the working directory, which is gone by then."""
+        """The seat's end for a comparison, without the working directory, which is removed by then."""
         if self.ended is None:
             return None
         text = self.agent.get("compared", self.ended.text)
@@ -104,7 +104,7 @@ class SeatSessions:
         )
 
     def _launch_facts(self, seat: str) -> dict[str, Any]:
-        """What records and grading need of a rollout that is nowhere else on the tape."""
+        """The facts of a rollout that records and grading need and that are nowhere else on the tape."""
         how = self._settings
         traced = how.capture is Capture.ALL or is_captured(
             self._identity.rollout_id(self._task, self._planned.attempt, seat), how.capture, how.trace_fraction
@@ -119,7 +119,7 @@ class SeatSessions:
         return {name: value for name, value in facts.items() if value is not None}
 
     def _image(self) -> str | None:
-        """The image that the attempt runs in; None: it runs in none."""
+        """The image in which the attempt runs, or None."""
         how = self._settings
         if not how.has_images or not is_program(how.agent):
             return None
@@ -147,12 +147,12 @@ class SeatSessions:
             reward_data=None if answer is None else answer.reward_data,
             env_state=None if answer is None else answer.env_state,
             metrics=None if answer is None else answer.metrics,
-            # No later prompt holds them.
+            # No later prompt contains them.
             extra={"tool_results": list(step.tool_results)} if step.tool_results and step.stop_reason else None,
         )
 
     async def close(self) -> list[OpenSession]:
-        """Take no more turns, end those in flight, since nobody waits for them, and return the sessions."""
+        """Take no more turns, end those in flight, and return the sessions."""
         sessions = list(self._sessions.values())
         await asyncio.gather(*(session.close("ended", 0) for session in sessions))
         return sessions
@@ -164,14 +164,14 @@ class SeatSessions:
             return ended
         if session.refused_turns:
             return msgspec.structs.replace(ended, stop_reason=StopReason.MAX_TURNS)
-        # An agent may get over a prompt above the budget by summarizing its history: only the last turn counts.
+        # After a prompt above the budget, an agent may summarize its history and continue: only the last turn counts.
         last = next((turn for turn in reversed(session.recorder.turns) if turn.facts.auxiliary is None), None)
         if session.overflowed or (last is not None and last.facts.extra.get("over_budget")):
             return msgspec.structs.replace(ended, stop_reason=StopReason.CONTEXT_OVERFLOW)
         return ended
 
     async def finish(self, seat: str, ended: Ended, score: Score, outcome: AgentOutcome) -> None:
-        """Finish a seat with the policy's own outcome, limits included, and what its environment says it is worth."""
+        """Finish a seat with the policy's own outcome, which may be a limit, and with its score."""
         session, trace = self._sessions[seat], self._traces[seat]
         agent = _agent_end(outcome) | self._own_text(seat, ended)
         if score.compared is not None:
@@ -194,7 +194,7 @@ class SeatSessions:
         return {} if ended.text == ("" if last is None else last.text) else {"text": ended.text}
 
     async def _keep_for_grading(self, session: OpenSession, ended: Ended, step_reward: float | None) -> dict[str, Any]:
-        """Keep what the tape does not have and grading needs: the working directory, and the steps' rewards."""
+        """Keep what grading needs and the tape does not have: the working directory, and the steps' rewards."""
         kept: dict[str, Any] = {} if step_reward is None else {"step_reward": step_reward}
         if ended.folder is not None:
             name = f"logs/{session.rollout.id}/ungraded-{session.rollout.try_index}.tar"
@@ -210,7 +210,7 @@ class SeatSessions:
                 agent |= self._own_text(seat, outcome.ended[seat])
             if agent:
                 self._end_trace(seat, agent)
-            # The agent does not see which engine failed and how, so its error lacks that. The record has it.
+            # The agent's error does not say which engine failed, or how. The record does.
             error = session.engine_wait().error
             reason = why if error is None or error in why else f"{why} ({error})"
             await self._service.drop(session.id, reason)
@@ -218,7 +218,7 @@ class SeatSessions:
         return self.results
 
     def _end_trace(self, seat: str, agent: Mapping[str, Any], **final: Any) -> float | None:
-        """Write the end of a seat's trace. How a program ended is recorded even where traces are off."""
+        """Write the end of a seat's trace. The end of a program is recorded even if traces are off."""
         trace, rollout = self._traces[seat], self._sessions[seat].rollout
         if agent and not trace.captures:
             rollout.append_event(rollout.encode_event(EventKind.TRACE, {"step": None, "extra": dict(agent)}))
@@ -246,7 +246,7 @@ class SeatSessions:
         self.results.append(result)
 
     def _build_rollout(self, seat: str, session: OpenSession, end: _SeatEnd) -> Rollout:
-        """The rollout as a reader of the tape would see it, without reading the tape."""
+        """Build the rollout without reading the tape, equal to what a reader would get."""
         head = session.rollout.head
 
         def event(kind: EventKind, data: dict[str, Any]) -> Event:

@@ -1,4 +1,4 @@
-"""Sandboxes: limit what agents that are programs, and checks of what they leave, can see and reach."""
+"""Sandboxes limit what agents that are programs, and checks of their work, can see and reach."""
 
 from rolltape.collect.sandboxes.container_program import ContainerOwner
 from rolltape.collect.sandboxes.container_settings import ContainerSettings, time_limit_of

@@ -1,8 +1,8 @@
-"""The sandbox `bwrap`: namespaces, mounts and a user of its own for each program, made by bubblewrap.
+"""The sandbox `bwrap`: bubblewrap makes separate namespaces, mounts and a user for each program.
 
-A program sees its working directory, a home, a read-only system, temporary files in memory and its own processes. It is
-an ordinary user without capabilities, also where the collector is root. Its network has one listener, that of the
-gateway, whose connections the collector accepts.
+A program sees its working directory, a home, a read-only system, temporary files in memory and its own processes. It
+runs as an ordinary user without capabilities, even if the collector is root. Its network has one listener, for the
+gateway; the collector accepts the connections.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from rolltape.collect.sandboxes.scripts.supervisor import Order
 from rolltape.collect.sandboxes.visible import Mount, base_python, install_mounts, system_mounts, with_parents
 from rolltape.collect.sandboxes.workspace import Workspace, walk
 
-USER = 1000  # inside; outside too where the collector is root, and otherwise the collector's own
+USER = 1000  # inside; outside too if the collector is root, otherwise the collector's own
 _FIRST_PROCESS = "/run/rolltape/first_process.py"
-_IN_MEMORY = {"/tmp": 2**30, "/dev/shm": 2**28}  # with as many bytes
+_IN_MEMORY = {"/tmp": 2**30, "/dev/shm": 2**28}  # sizes in bytes
 _ETC = {
     "passwd": f"root:x:0:0::/root:/bin/sh\nagent:x:{USER}:{USER}::{HOME}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
     "group": f"root:x:0:\nagent:x:{USER}:\nnogroup:x:65534:\n",
@@ -50,7 +50,7 @@ _REACH = {
     SandboxNetwork.HOST: "and reach whatever this machine reaches, engines and its own ports included",
 }
 _LONGEST_REPORT = 4096  # bytes
-_SIGNALED = 128  # bwrap's exit code for a signal is this and its number
+_SIGNALED = 128  # bwrap's exit code for a signal is this plus its number
 _ISOLATED = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
 _NEEDED_TO_CHANGE_USER = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 
@@ -59,7 +59,7 @@ class BubblewrapSettings(NamedTuple):
     """What all programs of a collection have in common."""
 
     program: str  # bwrap
-    etc: Path  # a folder for the files of /etc that a sandbox has of its own
+    etc: Path  # a folder for a sandbox's own files of /etc
     hidden: tuple[str, ...]  # folders that no program sees
     network: SandboxNetwork = SandboxNetwork.GATEWAY
     reads: tuple[str, ...] = ()  # more paths that programs may read
@@ -68,7 +68,7 @@ class BubblewrapSettings(NamedTuple):
 
 
 class Bubblewrap(HostSandbox):
-    """Runs programs by bwrap, each in a sandbox of its own."""
+    """Runs programs with bwrap, each in its own sandbox."""
 
     def __init__(self, settings: BubblewrapSettings, gateway: ListeningGateway | None) -> None:
         self._settings = settings
@@ -138,7 +138,7 @@ class Bubblewrap(HostSandbox):
         ]
 
     async def _serve(self, channel: "_Channel") -> None:
-        """Have the gateway accept the connections of the sandbox's listener, once that has arrived."""
+        """Have the gateway accept connections of the sandbox's listener, once that has arrived."""
         assert self._gateway is not None
         listener = await channel.receive_listener()
         if listener is not None:
@@ -147,7 +147,7 @@ class Bubblewrap(HostSandbox):
 
 
 class _Channel:
-    """The socket on which the first process of a sandbox reports: its listener, an error, and how the program ended."""
+    """The socket for reports of a sandbox's first process: its listener, an error, and how the program ended."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -177,7 +177,7 @@ class _Channel:
         return socket.socket(fileno=descriptors[0]) if descriptors else None
 
     def correct(self, end: ProgramEnd, errors: Path, failure: str | None) -> ProgramEnd:
-        """How the program itself ended, once all its processes have. Without a report the sandbox has failed."""
+        """How the program itself ended, after all its processes. Without a report the sandbox has failed."""
         with suppress(BlockingIOError):
             while True:
                 if (listener := self._receive()) is not None:

@@ -1,4 +1,4 @@
-"""Runs commands and check functions on what an agent left, in a sandbox like the agent's, with a home of their own."""
+"""Runs commands and check functions on an agent's work, in a sandbox like the agent's, with a new home."""
 
 import asyncio
 import json
@@ -27,8 +27,8 @@ from rolltape.records.jsonable import decode_numbers, encode_numbers
 
 _PREPARE = (base_python(), "-I", "-S", "-X", "utf8", prepare_check.__file__)
 _SHOWN = 500  # characters of an error
-_OUTPUT_BYTES = 256 * 1024  # of each of stdout and stderr, the end
-# Hooks that an agent left do not count.
+_OUTPUT_BYTES = 256 * 1024  # of the end of each of stdout and stderr
+# Python's start-up hooks that an agent left have no effect.
 _VARIABLES = {
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -45,8 +45,8 @@ class _Ran(NamedTuple):
 
     end: ProgramEnd
     first: str  # line that it printed
-    rest: str  # of what it printed, the end
-    errors: str  # what it printed to stderr, the end
+    rest: str  # the end of its other output
+    errors: str  # the end of its stderr
 
     def to_end(self, stdout: str, set_aside: tuple[str, ...]) -> CommandEnd:
         return CommandEnd(
@@ -71,7 +71,7 @@ class WorkspaceChecks:
     """Runs checks in the working directory of an agent, after all its processes have ended."""
 
     def __init__(self, sandboxes: Sandboxes, sandbox: Sandbox, workspace: Workspace) -> None:
-        """`sandbox` is the agent's own, and `sandboxes` what it was opened of."""
+        """`sandbox` is the agent's own; `sandboxes` opened it."""
         self._for_functions = sandboxes.for_functions
         self._sandbox = sandbox
         self._workspace = workspace
@@ -83,11 +83,11 @@ class WorkspaceChecks:
 
     @property
     def is_confined(self) -> bool:
-        """Whether a function that runs here is held by a sandbox."""
+        """Whether check functions run in a sandbox."""
         return not isinstance(self._for_functions, Unconfined)
 
     async def run(self, command: CheckCommand) -> CommandEnd:
-        """Run a command, as `Ended.run` says."""
+        """Run a command, as described for `Ended.run`."""
         if self._sandbox.has_image:
             return await self._run_in_image(command)
         if command.copies:
@@ -99,11 +99,11 @@ class WorkspaceChecks:
 
     @property
     def logs(self) -> Path | None:
-        """What a container has as /logs, on this machine; None: the agent was in no container."""
+        """The folder of this machine that a container sees as /logs, or None if the agent was in no container."""
         return self._workspace.root / "logs" if self._sandbox.has_image else None
 
     def clear_logs(self, name: str) -> None:
-        """Empty a folder of /logs, whatever the agent has put in its place."""
+        """Empty a folder of /logs, also if the agent has put something else in its place."""
         assert self.logs is not None
         with suppress(FileNotFoundError):
             (self.logs / name).rename(Path(tempfile.mkdtemp(dir=self._workspace.root), name))
@@ -112,8 +112,8 @@ class WorkspaceChecks:
     async def _run_in_image(self, command: CheckCommand) -> CommandEnd:
         """Run a command in the agent's container, which has stopped.
 
-        A working directory of this machine is prepared from outside, where no process of the agent can interfere. One
-        that lies in the image gets the check's files, and is otherwise as the agent left it.
+        A working directory of this machine is prepared from outside, where no process of the agent can interfere. If it
+        is in the image, it gets the check's files, and is otherwise as the agent left it.
         """
         inside, copies = self._sandbox.folder_inside, dict(command.copies)
         set_aside: tuple[str, ...] = ()
@@ -132,9 +132,9 @@ class WorkspaceChecks:
         return ran.to_end(ran.first + ran.rest, set_aside)
 
     async def call(self, function: str, entry: Mapping[str, Any], ended: Ended, *, timeout_s: float) -> Score:
-        """Call a check function; CollectError if it raises. If its process ends without a score, the reward is 0."""
+        """Call a check function; raises CollectError if it fails. Without a score of its process, the reward is 0."""
         known = {name: getattr(ended, name) for name in ("stop_reason", "messages", "text", "exit_code")}
-        # So that the sandbox loads the same module as this process, and no other of that name.
+        # So that the sandbox loads the same module as this process, and not another with that name.
         top = sys.modules[function.removeprefix(PREFIX).partition(":")[0].partition(".")[0]]
         path = [os.path.abspath(one) for one in (*_search_path(top), *sys.path)]  # noqa: PTH100
         raw = encode_numbers({"function": function, "entry": entry, "ended": known, "path": path}, "the task")
@@ -146,13 +146,13 @@ class WorkspaceChecks:
             error = answer.get("error")
             score = None if error is not None else msgspec.convert(answer["score"], Score)
         except (ValueError, KeyError, AttributeError):
-            # The agent's code ran in that process, and has ended it or written over its answer.
+            # The agent's code ran in that process, and has ended it or overwritten its answer.
             how = "did not end in time" if ran.end.timed_out else f"ended with {ran.end.exit_code or ran.end.signal}"
             why = f"it {how}, without a score: {ran.errors[-_SHOWN:]}"
             return Score(reward=0.0, reward_data={"check": function, "why": why})
         if score is not None:
             return score
-        # What the collector itself could import is not shown to the sandbox if nothing had loaded it so far.
+        # The sandbox does not see modules that the collector could import but has not loaded so far.
         hint = '; show it with --sandbox-read, or give the check "sandbox": false'
         raise CollectError(f"{function} raised {error}{hint if 'no module' in str(error).lower() else ''}")
 
@@ -165,7 +165,7 @@ class WorkspaceChecks:
         env: Mapping[str, str],
         **needs: Any,
     ) -> _Ran:
-        """Run a program in a sandbox, with a home of its own. `needs` are more fields of its job."""
+        """Run a program in a sandbox, with a new home. `needs` are more fields of its job."""
         workspace = await asyncio.to_thread(self._workspace.renewed)
         try:
             variables = {**_VARIABLES, **env, ATTEMPT_VARIABLE: workspace.root.name}
@@ -179,7 +179,7 @@ class WorkspaceChecks:
 
 
 async def _prepare_here(work: Path, temporary: Path, command: CheckCommand) -> CommandEnd:
-    """Prepare a working directory for a check, in its own process. Only what the agent left there can make it fail."""
+    """Prepare a working directory for a check, in its own process. Only the agent's files there can make it fail."""
     order, env = _encode_order(command, ["/bin/true"], ""), {"TMPDIR": str(temporary)}
     process = await asyncio.create_subprocess_exec(*_PREPARE, cwd=work, env=env, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     out, errors = (one.decode("utf-8", "replace") for one in await process.communicate(order))
@@ -189,20 +189,20 @@ async def _prepare_here(work: Path, temporary: Path, command: CheckCommand) -> C
 
 
 def _encode_order(command: CheckCommand, words: Sequence[str], stdin: str) -> bytes:
-    """What `scripts.prepare_check` reads: what to prepare for a command, and which words to become then."""
+    """The input of `scripts.prepare_check`: what to prepare, and the command to run then."""
     fields = {"files": dict(command.files), "shipped": dict(command.shipped), "keep": list(command.keep)}
     return json.dumps({"command": list(words), "stdin": stdin, **fields}).encode()
 
 
 def _parse_set_aside(line: str, errors: str) -> tuple[str, ...]:
-    """The files that `scripts.prepare_check` has set aside, from the line that it printed."""
+    """The files that `scripts.prepare_check` has set aside, from its first line."""
     if not line.startswith("{"):
         raise CollectError(f"the check did not start: {errors[-_SHOWN:]}")
     return tuple(json.loads(line)["set_aside"])
 
 
 def _split_words(command: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command, where a line for a shell is split too."""
+    """The words of a command; a line for a shell is split too."""
     words: list[str] = []
     for one in command:
         try:
@@ -220,7 +220,7 @@ def _search_path(module: ModuleType) -> list[str]:
 
 
 def _loaded_modules() -> tuple[Path, ...]:
-    """The files of modules that this process has loaded from outside its installation, such as the user's own."""
+    """The files of loaded modules outside of this process's installation, such as the user's own."""
     tops = (sys.modules.get(name.partition(".")[0], module) for name, module in list(sys.modules.items()))
     files = {Path(file) for top in tops if (file := getattr(top, "__file__", None))}
     installed = {Path(os.path.realpath(one)) for one in (sys.prefix, sys.base_prefix)}

@@ -20,23 +20,23 @@ from rolltape.tape.journal.file import is_alive
 log = logging.getLogger("rolltape.collect")
 
 _RUN, _WRITER = "rolltape.run", "rolltape.writer"  # labels
-_LISTED_WRITER = re.compile(rf"{re.escape(_WRITER)}[:=]([^\s,\]]+)")  # podman lists labels otherwise than docker
+_LISTED_WRITER = re.compile(rf"{re.escape(_WRITER)}[:=]([^\s,\]]+)")  # podman and docker list labels in different forms
 _PULL_S, _SHORT_S = 3600.0, 120.0
 _CHUNK_BYTES = 1 << 20
-_SHOWN = 1000  # characters of an error, the end
-# What podman leaves out by itself: devices, raw sockets, the audit log. No others are added by name, since podman would
-# give those to ordinary users too.
+_SHOWN = 1000  # characters of the end of an error
+# Capabilities that podman drops by default: devices, raw sockets, the audit log. None are added by name, since podman
+# would give those to ordinary users too.
 _DROPPED = ("MKNOD", "NET_RAW", "AUDIT_WRITE")
 _NETWORKS = {
     SandboxNetwork.NONE: "none",
-    SandboxNetwork.GATEWAY: "none",  # the gateway's listener is put into it
+    SandboxNetwork.GATEWAY: "none",  # the gateway's listener is opened in it
     SandboxNetwork.BRIDGE: "bridge",
     SandboxNetwork.HOST: "host",
 }
 
 
 class ContainerOwner(NamedTuple):
-    """Which process a container belongs to: a writer of a run."""
+    """The owner of a container: a writer of a run."""
 
     run: Path
     writer: str
@@ -67,7 +67,7 @@ class ContainerProgram:
             limits.append(f"--cpus={settings.cpus:g}")
         return [
             *(self._path, "run", f"--name={name}", *(f"--label={key}={value}" for key, value in owner.items())),
-            # Its first process hands signals on. `remove` waits for nobody. Output is read here and kept nowhere else.
+            # The first process forwards signals. `remove` does not wait. Output is read here and not stored elsewhere.
             *("--init", "--stop-timeout=0", "--log-driver=none", "--pull=never"),
             *(f"--network={_NETWORKS[settings.network or SandboxNetwork.GATEWAY]}", *limits),
             *(*(f"--cap-drop={one}" for one in _DROPPED), "--security-opt=no-new-privileges"),
@@ -75,20 +75,20 @@ class ContainerProgram:
             *([] if settings.user is None else [f"--user={settings.user}"]),
             *(f"--env={key}={value}" for key, value in settings.env.items()),
             *(f"--volume={mount}" for mount in (*mounts, *self._hide_run(mounts))),
-            # Variables of this machine that name a proxy stay here.
+            # The proxy variables of this machine are not passed on.
             *([f"--pidfile={pid_file}", "--http-proxy=false"] if self.kind is SandboxKind.PODMAN else []),
             *("--entrypoint=/bin/sh", image, script),
         ]
 
     def _hide_run(self, mounts: Sequence[str]) -> Iterator[str]:
-        """Mounts of nothing where the run would be seen, since a folder above it is mounted."""
+        """Yield empty mounts over the run, if a folder above it is mounted."""
         run = os.path.realpath(self._owner.run)
         for source, target in (mount.split(":")[:2] for mount in mounts):
             if Path(run).is_relative_to(above := os.path.realpath(source)):
                 yield f"{self._nothing}:{PurePosixPath(target, Path(run).relative_to(above))}:ro"
 
     def start(self, name: str) -> list[str]:
-        """The command that has an ended container run its script again."""
+        """The command that makes an ended container run its script again."""
         return [self._path, "start", "--attach", name]
 
     def stop(self, name: str, grace_s: float) -> list[str]:
@@ -96,19 +96,19 @@ class ContainerProgram:
         return [self._path, "stop", f"--time={grace_s:.0f}", name]
 
     def remove(self, name: str) -> list[str]:
-        """The command that removes a container, running or not, with volumes that have no name."""
+        """The command that removes a container, running or not, with its unnamed volumes."""
         return [self._path, "rm", "--force", "--volumes", name]
 
     async def first_process(self, name: str, pid_file: Path) -> int:
-        """The process number of a running container's first process, on this machine."""
+        """The process id of a running container's first process, on this machine."""
         if self.kind is SandboxKind.PODMAN:
             return int(pid_file.read_text())
         return int(await self._ask("inspect", "--format={{.State.Pid}}", name))
 
     async def copy_out(self, name: str, path: str, archive: Path, max_bytes: int) -> bool:
-        """Write a file or folder of a container to a tar archive, and return whether there is one of at most that size.
+        """Write a file or folder of a container to a tar archive. Return whether it exists and has at most that size.
 
-        An agent can make files of any size. A larger one is not there, as far as its checks can tell.
+        An agent can make files of any size. A larger one counts as missing.
         """
         process = await asyncio.create_subprocess_exec(
             *(self._path, "cp", f"{name}:{path}", "-"), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
@@ -129,7 +129,7 @@ class ContainerProgram:
 
     async def sweep(self) -> list[str]:
         """Remove the containers of this run whose owner has died, and return their ids."""
-        # podman cannot inspect a container that was half made when its client was killed, but it can list it.
+        # podman cannot inspect a container that is incomplete because its client was killed, but it can list it.
         shown = await self._ask(
             *("ps", "--all", "--no-trunc", f"--filter=label={_RUN}={self._owner.run}", "--format={{.ID}} {{.Labels}}")
         )
@@ -142,7 +142,7 @@ class ContainerProgram:
         return left
 
     async def image_id(self, settings: ContainerSettings) -> str:
-        """The id of the settings' image. It is pulled or built if it is not here, once for all who ask."""
+        """The id of the settings' image. If missing, it is pulled or built, once for all simultaneous calls."""
         key = settings.image or str(settings.build)
         if key not in self._images or (self._images[key].done() and self._images[key].exception()):
             self._images[key] = asyncio.ensure_future(self._pull(key) if settings.image else self._build(Path(key)))
@@ -197,7 +197,7 @@ class ContainerProgram:
 
 
 def digest_folder(folder: Path) -> str:
-    """A digest of all files below a folder, by which an image that was built from it is found again."""
+    """A digest of all files below a folder, to find an image that was built from it."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         content = path.read_bytes()

@@ -14,7 +14,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the containers of a collection have in common. A task's own "sandbox" replaces single fields of it.
+    """The settings of a collection's containers. A task's own "sandbox" replaces single fields.
 
     Example:
 
@@ -40,7 +40,7 @@ class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise CollectError(problem)
 
     def for_task(self, wanted: object, allowed: SandboxNetwork) -> "ContainerSettings":
-        """The settings of one task. `wanted` is its field "sandbox"; CollectError for what it may not have."""
+        """The settings of one task. `wanted` is its field "sandbox"; raises CollectError for a forbidden value."""
         if wanted is None:
             own = self
         elif not isinstance(wanted, Mapping):
@@ -70,13 +70,13 @@ class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def time_limit_of(wanted: object) -> float | None:
-    """The time limit in a task's field "sandbox"; None: it has none."""
+    """The time limit in a task's field "sandbox", or None."""
     given = wanted.get("timeout_s") if isinstance(wanted, Mapping) else None
     return float(given) if isinstance(given, int | float) and given > 0 else None
 
 
 def _find_problems(settings: ContainerSettings) -> Iterator[str]:
-    """What is wrong with settings, in words."""
+    """Yield a description of each problem of the settings."""
     for name in ("image", "build"):
         # podman and docker would read it as a flag, such as one that mounts a folder of this machine.
         if (given := getattr(settings, name) or "").startswith("-"):

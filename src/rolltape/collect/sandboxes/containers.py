@@ -1,12 +1,12 @@
 """The sandboxes `podman` and `docker`: one container for each attempt, for its agent and then for its checks.
 
 A container is made when its agent starts, and removed when the attempt has been scored. Its first command is a shell,
-which runs a script of the collector: once for the agent, and again for each check. Between two of them the container is
-stopped, so no process of the agent is left when a check begins, and the files of the container stay.
+which runs a script of the collector: once for the agent, and again for each check. In between the container is
+stopped, so no process of the agent is left when a check begins, but its files stay.
 
-The container has no network. The gateway reaches into it instead: a thread of the collector enters the container's
-network namespace, opens a listener on 127.0.0.1 there, and the collector accepts its connections. No relay runs inside
-that an agent could stop, and nothing else of this machine can be reached.
+The container has no network. Instead a thread of the collector enters the container's network namespace and opens a
+listener on 127.0.0.1 there, and the collector accepts its connections. So no relay runs inside that an agent could
+stop, and nothing else of this machine can be reached.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ _REACH = {
 
 
 class ContainersSetup(NamedTuple):
-    """What all containers of a collection have in common."""
+    """The setup of all containers of a collection."""
 
     program: ContainerProgram
     settings: ContainerSettings
@@ -100,7 +100,7 @@ class Containers:
         try:
             yield container
         finally:
-            # Shielded: the container is removed even if this is cancelled, and cancelled again while it waits.
+            # Shielded: the container is removed even if this is cancelled repeatedly.
             await asyncio.shield(asyncio.ensure_future(container.remove()))
 
 
@@ -137,7 +137,7 @@ class Container:
         command = self._run_command(job, workspace) if first else program.start(self._name)
         order = Order(
             command=command,
-            env=dict(os.environ),  # of podman or docker; the container gets none of it
+            env=dict(os.environ),  # for podman or docker itself, not for the container
             cwd="/",
             stdin=os.devnull,
             stdout=str(job.stdout),
@@ -178,7 +178,7 @@ class Container:
         return self._root / "control"
 
     def _prepare(self, job: ProgramJob, workspace: Workspace) -> None:
-        """Write the script that the container runs next, and what it reads."""
+        """Write the script that the container runs next, and its input."""
         remove(self._control)
         (self._control / "files").mkdir(parents=True)
         (self._root / "logs").mkdir(exist_ok=True)
@@ -196,7 +196,7 @@ class Container:
         (self._control / "start").write_text(script)
         for name in ("up", "go"):
             os.mkfifo(self._control / name)
-        # The user in the image may be any. Nobody else on this machine passes the folders above.
+        # The image may have any user. Other users of this machine cannot enter the folders above.
         for folder in (self._control, self._root / "logs", workspace.work, workspace.home):
             for path in (folder, *walk(folder)):
                 with suppress(PermissionError):  # it belongs to a user of the container
@@ -221,7 +221,7 @@ class Container:
         return self._root / "first-process"
 
     async def _fetch(self, workspace: Workspace) -> None:
-        """Copy what the settings name out of the container, into the working directory of the workspace."""
+        """Copy the paths in `fetch` from the container to the working directory of the workspace."""
         for path in self._settings.fetch:
             with tempfile.TemporaryDirectory(dir=self._root) as place:
                 archive = Path(place, "archive")
@@ -230,7 +230,7 @@ class Container:
 
 
 class _StartedScript:
-    """The script of a container. By two named pipes it reports that it runs, and waits until it may go on."""
+    """The running script of a container. Through two named pipes it reports that it runs, and waits to continue."""
 
     def __init__(self, control: Path) -> None:
         self._control = control
@@ -247,7 +247,7 @@ class _StartedScript:
         os.close(self._go)
 
     async def begin(self, reach: Callable[[], Awaitable[None]]) -> None:
-        """Wait until the script runs, have the gateway reach it, and have it go on."""
+        """Wait until the script runs, make the gateway reachable, and let the script continue."""
         loop, runs = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._up, runs.set)
         try:
@@ -263,7 +263,7 @@ class _StartedScript:
         self._has_begun = True
 
     def correct(self, end: ProgramEnd, errors: Path) -> ProgramEnd:
-        """How the program ended. Where the script did not go on, the container has failed."""
+        """How the program ended. If the script did not continue, the container has failed."""
         if end.error is not None or self._has_begun:
             return end
         why = self._failure or read_end_of(errors, _ERROR_BYTES).strip() or f"exit code {end.exit_code}"
@@ -275,7 +275,7 @@ def _render_script(command: Iterable[str], copies: Iterable[str], env: Mapping[s
     lines = [f"echo >{_CONTROL}/up", f"read -r _ <{_CONTROL}/go"]
     for number, target in enumerate(copies):
         path, above = shlex.quote(target), shlex.quote(str(PurePosixPath(target).parent))
-        # A link that the agent left in its place would lead the copy elsewhere.
+        # A link that the agent left there would redirect the copy.
         lines.append(
             f"rm -rf -- {path} && mkdir -p -- {above} && cp -R -- {_CONTROL}/files/{number} {path} || exit 126"
         )
@@ -291,7 +291,7 @@ def _is_file_of_user(word: str) -> bool:
 
 
 async def listen_in(process: int, port: int) -> socket.socket:
-    """A listener on 127.0.0.1 in the network of another process. This needs the right to enter its namespaces."""
+    """Open a listener on 127.0.0.1 in the network of another process. Needs the right to enter its namespaces."""
     made: Future[socket.socket] = Future()
 
     def listen() -> None:
@@ -311,8 +311,8 @@ async def listen_in(process: int, port: int) -> socket.socket:
 
 
 def _unpack(archive: Path, place: Path, folder: Path) -> None:
-    """Unpack what a program left into a folder, over files of the same names. Links that lead out are left out."""
-    # In a folder of its own first: the program may have left links in the other one, which would lead files elsewhere.
+    """Unpack a program's files into a folder, over files of the same names. Links that lead out are left out."""
+    # Into a new folder first: links that the program left in the target would redirect files.
     (unpacked := place / "unpacked").mkdir()
     with tarfile.open(archive) as opened:
         opened.extractall(unpacked, filter=only_inside)

@@ -1,4 +1,4 @@
-"""`open_sandbox`: chooses the sandbox of a collection, and runs a program in it once to see that it works."""
+"""`open_sandbox`: chooses the sandbox of a collection, and tests it by running a program in it."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ _TRIAL_S = 30.0
 
 
 class SandboxUnavailable(Exception):
-    """The sandbox does not work on this machine; the message says why."""
+    """The sandbox does not work on this machine; the message has the reason."""
 
 
 async def open_sandbox(
@@ -34,17 +34,17 @@ async def open_sandbox(
     passed: Sequence[str] = (),
     container: ContainerSettings | None = None,
 ) -> Sandboxes:
-    """The sandbox of that kind.
+    """Open a sandbox of this kind.
 
-    Raises a CollectError where one was asked for that does not work.
+    Raises a CollectError if the requested kind does not work.
 
     Arguments:
-        gateway: What agents reach; None for checks alone, which reach nothing.
+        gateway: Agents can reach it; None for checks only, which reach nothing.
         scratch: A folder for files that the sandbox needs.
-        owner: The run, which no program sees, and the writer of it that containers belong to.
+        owner: The run, which no program sees, and its writer, which owns the containers.
         reads: More paths that programs may read.
         passed: Variables of the collector's environment that programs get.
-        container: The image and its limits, of kinds that have images.
+        container: The image and its limits, for kinds that have images.
     """
     try:
         kind, network = SandboxKind(kind), SandboxNetwork(network)
@@ -82,18 +82,18 @@ async def open_sandbox(
 
 
 async def _try_bubblewrap(settings: BubblewrapSettings, gateway: ListeningGateway | None, scratch: Path) -> Bubblewrap:
-    """Bubblewrap as it really runs programs; SandboxUnavailable if it does not."""
+    """Set up bubblewrap and test it; raises SandboxUnavailable if it does not work."""
     if not settings.program:
         raise SandboxUnavailable("bubblewrap is not installed; install it (on Debian: apt-get install bubblewrap)")
-    # In a user namespace root's processes would still be the kernel's root: /proc/sys lets that write. So they change
-    # their user for good, which takes rights that root in a container may lack.
+    # In a user namespace, root's processes are still root to the kernel, and could write to /proc/sys. So they change
+    # their user permanently, which needs rights that root in a container may lack.
     sandbox = Bubblewrap(settings._replace(becomes_user=os.geteuid() == 0), gateway)
     await _try(sandbox, scratch, is_agent=gateway is not None)
     return sandbox
 
 
 async def _try_containers(containers: Containers, setup: ContainersSetup, scratch: Path) -> Containers:
-    """Remove what collectors left that have died, and see that a container of the collection's image runs."""
+    """Remove containers of dead collectors, and test a container of the collection's image."""
     try:
         await setup.program.sweep()
     except CollectError as error:

@@ -1,4 +1,4 @@
-"""The interface of sandboxes: a sandbox says how to start a program so that it sees its workspace and little else."""
+"""The interface of sandboxes: a sandbox starts a program so that it sees its workspace and little else."""
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,13 +13,13 @@ import msgspec
 from rolltape.collect.sandboxes.scripts.supervisor import Order
 from rolltape.collect.sandboxes.workspace import Workspace
 
-HOME, WORK = "/home/agent", "/workspace"  # where a program in a sandbox sees the folders of its workspace
+HOME, WORK = "/home/agent", "/workspace"  # the folders of its workspace as a program in a sandbox sees them
 
 
 class SandboxKind(StrEnum):
-    """Which sandbox agents that are programs run in."""
+    """The kinds of sandboxes for agents that are programs."""
 
-    AUTO = "auto"  # bubblewrap where it works, else none with a warning
+    AUTO = "auto"  # bubblewrap if it works, else none with a warning
     BWRAP = "bwrap"
     PODMAN = "podman"  # a container for each attempt
     DOCKER = "docker"  # a container for each attempt
@@ -32,12 +32,12 @@ class SandboxKind(StrEnum):
 
 
 class SandboxNetwork(StrEnum):
-    """What a program in a sandbox reaches, from the least to the most."""
+    """What a program in a sandbox can reach, from the least to the most."""
 
     NONE = "none"  # nothing, not even the gateway
-    GATEWAY = "gateway"  # the gateway alone
-    BRIDGE = "bridge"  # of containers: the gateway, and what the program's own bridge network reaches
-    HOST = "host"  # whatever this machine reaches, its own ports too
+    GATEWAY = "gateway"  # only the gateway
+    BRIDGE = "bridge"  # for containers: the gateway, and whatever the bridge network reaches
+    HOST = "host"  # everything that this machine reaches, including its own ports
 
     @property
     def has_listener(self) -> bool:
@@ -46,7 +46,7 @@ class SandboxNetwork(StrEnum):
 
 
 class ListeningGateway(Protocol):
-    """What a sandbox needs of a gateway."""
+    """The part of a gateway that a sandbox needs."""
 
     url: str
 
@@ -55,45 +55,45 @@ class ListeningGateway(Protocol):
 
 
 def port_inside(gateway: ListeningGateway | None) -> int:
-    """The port at which a program in a network of its own reaches the gateway; 0: there is none."""
+    """The port at which a program in its own network reaches the gateway; 0 without a gateway."""
     return 0 if gateway is None else urlsplit(gateway.url).port or 0
 
 
 def url_inside(url: str, gateway: ListeningGateway | None) -> str:
-    """A URL of the gateway, as a program in a network of its own reaches it."""
+    """A URL of the gateway for a program in its own network."""
     return urlunsplit(("http", f"127.0.0.1:{port_inside(gateway)}", *urlsplit(url)[2:]))
 
 
 class Confinement(NamedTuple):
     """The sandbox of a collection's agents, for records and messages."""
 
-    sandbox: str | None  # its name; None: the agent runs no program
-    says: str | None  # for people, in one line; None: there is nothing to say
+    sandbox: str | None  # its name, or None if the agent runs no program
+    says: str | None  # a line for people, or None
 
 
 class ProgramJob(NamedTuple):
     """A program to run in a workspace."""
 
     command: Sequence[str]
-    env: Mapping[str, str]  # besides the few variables that every program gets
+    env: Mapping[str, str]  # added to the few variables that every program gets
     stdin: Path
     stdout: Path
     stderr: Path
     is_agent: bool = True  # only an agent reaches the gateway
-    programs: tuple[str, ...] = ()  # words of which some are programs that it starts
-    reads: tuple[Path, ...] = ()  # files and folders that it needs, besides its own command
-    copies: Mapping[str, Path] = {}  # of a program in an image: paths there, and what is copied to them before
+    programs: tuple[str, ...] = ()  # words that may name programs that it starts
+    reads: tuple[Path, ...] = ()  # files and folders that it needs besides its command
+    copies: Mapping[str, Path] = {}  # for a program in an image: paths there, and what is copied to them before
 
     @classmethod
     def at(cls, folder: Path, command: Sequence[str], stdin: bytes = b"", **fields: Any) -> "ProgramJob":
-        """A job that has its input and leaves its output in a folder."""
+        """A job with its input and output files in a folder."""
         (folder / "stdin").write_bytes(stdin)
         streams: dict[str, Any] = {name: folder / name for name in ("stdin", "stdout", "stderr")}
         return cls(command=tuple(command), **streams, **fields)
 
 
 class ProgramEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended. None of its processes runs any more."""
+    """How a program ended. All its processes have ended."""
 
     exit_code: int | None = None
     signal: int | None = None
@@ -115,30 +115,30 @@ class ConfinedRun(NamedTuple):
     """One program about to run."""
 
     order: Order
-    correct: Callable[[ProgramEnd], ProgramEnd] = _ends_as_reported  # its end, from that of the sandbox's first process
-    begin: Callable[[], Awaitable[None]] = _begins_at_once  # its time counts from the end of this
+    correct: Callable[[ProgramEnd], ProgramEnd] = _ends_as_reported  # from the end of the first process
+    begin: Callable[[], Awaitable[None]] = _begins_at_once  # the time limit counts from its end
 
 
 class Sandbox(Protocol):
-    """The sandbox of one attempt: an agent runs in it, then checks of what it left."""
+    """The sandbox of one attempt: an agent runs in it, then the checks of its work."""
 
     @property
     def has_image(self) -> bool:
-        """Whether programs see an image instead of this machine's system. No program of this machine runs in there."""
+        """Whether programs see an image instead of this machine's system. Programs of this machine do not run in it."""
 
     @property
     def folder_inside(self) -> str | None:
-        """The working directory, if it lies in the image; None: it is that of the workspace."""
+        """The working directory if it is in the image, or None for that of the workspace."""
 
     def reachable(self, url: str) -> str:
-        """A URL of the gateway as a program reaches it."""
+        """A URL of the gateway for a program in the sandbox."""
 
     def enter(self, job: ProgramJob, workspace: Workspace) -> AbstractAsyncContextManager[ConfinedRun]:
-        """Get ready to run a program. Within the block it runs; the gateway is reachable meanwhile."""
+        """Prepare to run a program. It runs within the block, in which the gateway is reachable."""
 
 
 class Sandboxes(Protocol):
-    """A kind of sandbox, as set up for a collection."""
+    """A kind of sandbox, set up for a collection."""
 
     confinement: Confinement
 
@@ -149,10 +149,10 @@ class Sandboxes(Protocol):
     def open(
         self, workspace: Workspace, wanted: object = None, *, again: bool = False
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """A sandbox for an attempt. It is gone after the block, and all that ran in it.
+        """A sandbox for an attempt. It ends with the block, and all its processes too.
 
         Arguments:
             workspace: The attempt's folders.
-            wanted: The field "sandbox" of the task. A CollectError is raised if this kind cannot provide that.
-            again: The attempt has ended before, and its sandbox is gone. What it left is checked once more.
+            wanted: The field "sandbox" of the task. Raises a CollectError if this kind cannot provide it.
+            again: The attempt ended earlier, and its sandbox is gone. Its work is checked again.
         """

@@ -24,14 +24,14 @@ from rolltape.collect.sandboxes.scripts import supervisor
 from rolltape.collect.sandboxes.workspace import Workspace
 from rolltape.errors import CollectError
 
-ATTEMPT_VARIABLE = "ROLLTAPE_ATTEMPT"  # names the attempt of a process; all that a program starts inherits it
+ATTEMPT_VARIABLE = "ROLLTAPE_ATTEMPT"  # names the attempt of a process; child processes inherit it
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 MAX_LOG_BYTES = 10_000_000  # of each of stdout and stderr
-# Programs get these variables and those of --pass-env. Keys and tokens of the collector stay here.
+# Programs get these variables and those of --pass-env, but not the collector's keys and tokens.
 _INHERITED = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "SHELL", "USER", "LOGNAME")
-_SUPERVISOR_S = 15.0  # for a supervisor to end, beyond the grace time
-_CONTAINER_S = 90.0  # the same, where it has a busy machine stop a container
-_BEGIN_S = 600.0  # for a sandbox to be made
+_SUPERVISOR_S = 15.0  # how long a supervisor may take to end, after the grace time
+_CONTAINER_S = 90.0  # the same if it must stop a container on a busy machine
+_BEGIN_S = 600.0  # how long making a sandbox may take
 
 
 class HostSandbox:
@@ -51,7 +51,7 @@ class HostSandbox:
 
 
 class Unconfined(HostSandbox):
-    """No sandbox: programs run as the collector's own user, and can do whatever that user can."""
+    """No sandbox: programs run as the collector's user, with all rights of that user."""
 
     def __init__(self, passed: tuple[str, ...] = (), reason: str = "none was asked for") -> None:
         self.confinement = Confinement(
@@ -71,7 +71,7 @@ class Unconfined(HostSandbox):
 
 
 def refuse_image(wanted: object) -> None:
-    """CollectError for a task that asks for an image, where there are no containers."""
+    """Raise CollectError for a task with an image, if there are no containers."""
     if isinstance(wanted, Mapping) and (wanted.get("image") or wanted.get("build")):
         raise CollectError("its sandbox names an image; collect with --sandbox podman or --sandbox docker")
 
@@ -91,19 +91,19 @@ def make_order(
 
 
 def inherited_variables() -> dict[str, str]:
-    """What every program gets of the collector's environment."""
+    """The variables of the collector's environment that every program gets."""
     return collector_variables(_INHERITED)
 
 
 def collector_variables(names: Iterable[str]) -> dict[str, str]:
-    """Those of these environment variables that the collector has."""
+    """The collector's values of these environment variables, without missing ones."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 async def run_program(
     sandbox: Sandbox, job: ProgramJob, workspace: Workspace, *, attempt: str, timeout_s: float
 ) -> ProgramEnd:
-    """Run a program to its end or its time limit. If this is cancelled, it returns once all that was started has ended.
+    """Run a program to its end or its time limit. If this is cancelled, it returns when all its processes have ended.
 
     `attempt` is the value of ATTEMPT_VARIABLE in the job's environment.
     """
@@ -136,7 +136,7 @@ async def supervise(confined: ConfinedRun, attempt: str, timeout_s: float | None
             timed_out = not (await asyncio.wait({ended}, timeout=timeout_s))[0]
     finally:
         beginning.cancel()
-        # Without its lifeline the supervisor ends everything, even if a second cancel keeps us from waiting for it.
+        # Without its lifeline the supervisor ends everything, even if a second cancel ends the wait for it.
         if not process.stdin.is_closing():
             process.stdin.write(supervisor.END)
         process.stdin.close()
@@ -153,7 +153,7 @@ async def supervise(confined: ConfinedRun, attempt: str, timeout_s: float | None
 
 
 async def _read_end(process: Process) -> ProgramEnd | None:
-    """What the supervisor reports; None if it died before it could."""
+    """The supervisor's report, or None if it died first."""
     assert process.stdout is not None
     reported = await process.stdout.read()
     await process.wait()
@@ -164,7 +164,7 @@ async def _read_end(process: Process) -> ProgramEnd | None:
 
 
 def attempt_processes(attempt: str) -> list[int]:
-    """The processes of an attempt, by the variable that they inherited, where the system lists processes."""
+    """The processes of an attempt, by the variable that they inherited, if the system has /proc."""
     mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

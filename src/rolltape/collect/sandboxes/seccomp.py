@@ -1,6 +1,6 @@
-"""A filter of system calls for podman: its own, without user namespaces and calls that attacks begin with.
+"""A filter of system calls for podman: its default filter, without user namespaces and calls that attacks often use.
 
-Docker's own filter refuses these already.
+Docker's default filter refuses these already.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 _PROFILES = (Path("/etc/containers/seccomp.json"), Path("/usr/share/containers/seccomp.json"))
 _CLONE_NEWUSER = 0x10000000  # of linux/sched.h
 _BY_FLAGS = ("clone", "unshare")  # allowed without the flag above, which is in their first argument
-_UNKNOWN = "clone3"  # its flags lie in memory, where a filter cannot read them; the C library falls back to clone
+_UNKNOWN = "clone3"  # its flags are in memory, which a filter cannot read; the C library falls back to clone
 _ENOSYS = 38
 _NEVER = {
     *("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd"),
@@ -19,7 +19,7 @@ _NEVER = {
 
 
 def write_filter(path: Path) -> Path | None:
-    """Write the filter; None if podman has none of its own here, or one of another form."""
+    """Write the filter; None if podman's default filter is missing here, or has another form."""
     try:
         profile = json.loads(next(one for one in _PROFILES if one.is_file()).read_bytes())
         path.write_text(json.dumps(_tighten(profile)))

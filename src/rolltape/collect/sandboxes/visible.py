@@ -1,4 +1,4 @@
-"""The parts of this machine that a program in a sandbox sees: the system, a little of /etc, and its installs."""
+"""The parts of this machine that a program in a sandbox sees: the system, a little of /etc, and its installation."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-Mount = tuple[str, ...]  # arguments of bwrap, the last of which is where it is mounted
+Mount = tuple[str, ...]  # arguments of bwrap, the last of which is the target
 
 _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")))
 # No private keys, no accounts, no settings of services.
@@ -23,12 +23,12 @@ _MAX_LINKS = 40
 
 
 def base_python() -> str:
-    """The interpreter that runs this process, outside of any virtual environment."""
+    """The interpreter of this process, outside of any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def is_of_system(path: Path) -> bool:
-    """Whether a path lies in a folder of the system, which every machine and image has for itself."""
+    """Whether a path is in a folder of the system, which every machine and image has itself."""
     return _is_inside(path, _SYSTEM)
 
 
@@ -57,7 +57,7 @@ def install_mounts(
     """Mounts of the program of a command, files among its arguments, and more programs and paths to read.
 
     `search` is its PATH. The first node and python3 there are mounted too, since many programs are their scripts.
-    `hidden` folders are covered even where they lie below something visible.
+    `hidden` folders are covered even if they are below something visible.
     """
     seen = _Visible()
     for name in (command[0], *programs, "node", "python3"):
@@ -79,7 +79,7 @@ class _Visible:
             self._paths.add(path)
 
     def add_program(self, program: Path, search: str) -> None:
-        """A program with all links that lead to it, what it was installed with, and its interpreter."""
+        """Add a program with all links that lead to it, its installation, and its interpreter."""
         if program in self._programs or not program.exists():
             return
         self._programs.add(program)
@@ -103,7 +103,7 @@ class _Visible:
         for link, target in sorted(self._links.items()):
             if not _is_inside(link, (*shown, *_SYSTEM)):
                 mounts.append(("--symlink", target, str(link)))
-        # By whichever links something is seen or hidden: what lies below it is covered where it is seen.
+        # Links are resolved for both, so a hidden folder is covered at each visible place.
         real = [(path, Path(os.path.realpath(path))) for path in (*shown, *_SYSTEM)]
         for one in map(Path, map(os.path.realpath, hidden)):
             mounts += [("--tmpfs", str(at / one.relative_to(path))) for at, path in real if one.is_relative_to(path)]
@@ -111,7 +111,7 @@ class _Visible:
 
 
 def with_parents(mounts: Iterable[Mount]) -> Iterator[str]:
-    """The arguments of bwrap for mounts, in order. Folders above them are made so that every user may pass them."""
+    """The arguments of bwrap for mounts, in order. Folders above them are made so that every user can enter them."""
     made: set[Path] = set()
     covered: set[Path] = set()
     for mount in mounts:
@@ -141,7 +141,7 @@ def _steps(path: Path) -> Iterator[Path]:
 
 
 def _installed_with(program: Path) -> list[Path]:
-    """The folders of the install that a program belongs to; none if it is a single file, or part of the system."""
+    """The folders of a program's installation; empty if it is a single file, or part of the system."""
     parts, above = program.parts, program.parent.parent
     if _is_inside(program, _SYSTEM):
         return []
@@ -154,18 +154,18 @@ def _installed_with(program: Path) -> list[Path]:
         is_python = any(above.glob("lib/python3*/os.py"))
         is_node = (above / "include/node").is_dir() and (above / "bin/node").is_file()
         root = above if is_python or is_node else None
-    # A project may be its own environment: what else lies there stays hidden.
+    # A project's folder may be its environment; its other files stay hidden.
     return [] if root is None else [path for name in _OF_PREFIX if (path := root / name).exists()]
 
 
 def _environment_root(program: Path) -> Path | None:
-    """The virtual environment or conda environment that a program lies in."""
+    """The virtual environment or conda environment that contains a program."""
     roots = (one for one in program.parents if (one / "pyvenv.cfg").is_file() or (one / "conda-meta").is_dir())
     return next(roots, None)
 
 
 def _base_of(root: Path) -> Path:
-    """The folder of the interpreter that a virtual environment was made with."""
+    """The folder of the interpreter with which a virtual environment was made."""
     try:
         lines = (root / "pyvenv.cfg").read_text().splitlines()
     except OSError:
@@ -175,7 +175,7 @@ def _base_of(root: Path) -> Path:
 
 
 def _interpreter(script: Path, search: str) -> Path | None:
-    """What runs a script, by its first line; None: it is no script."""
+    """The interpreter of a script, from its first line; None if it is not a script."""
     try:
         with script.open("rb") as file:
             first = file.readline(_LONGEST_SHEBANG)

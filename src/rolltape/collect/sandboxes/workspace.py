@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rolltape.errors import AgentError
 from rolltape.tape.rundir import locked, make_private_folder
 
-_LONGEST_PATH = 3500  # bytes; the system takes 4095, and what is found may be moved below another folder
+_LONGEST_PATH = 3500  # bytes; the system allows 4095, and files may be moved below another folder
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -37,7 +37,7 @@ class Workspace(NamedTuple):
 
     @classmethod
     def make(cls, scratch: Path | None, files: Mapping[str, str]) -> "Workspace":
-        """A new workspace with files in its working directory; AgentError for a file that would lie outside of it."""
+        """A new workspace with files in its working directory; raises AgentError for a file outside of it."""
         if scratch is not None:
             scratch.mkdir(parents=True, exist_ok=True)
         workspace = cls.at(Path(tempfile.mkdtemp(prefix="rolltape-", dir=scratch)).resolve())
@@ -50,8 +50,8 @@ class Workspace(NamedTuple):
         return workspace
 
     def renewed(self) -> "Workspace":
-        """The same working directory with a new home, for a check of what the agent left."""
-        self.work.chmod(0o755)  # its agent may have closed it, and bwrap goes there before it becomes its user
+        """The same working directory with a new home, for a check of the agent's work."""
+        self.work.chmod(0o755)  # the agent may have removed rights, and bwrap enters it before it changes its user
         return Workspace.at(Path(tempfile.mkdtemp(prefix="check-", dir=self.root)), self.work)
 
     def _put(self, name: str, text: str) -> None:
@@ -63,9 +63,9 @@ class Workspace(NamedTuple):
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Everything below a folder, folders before what is in them. Links are not followed.
+    """Yield everything below a folder, folders before their contents. Links are not followed.
 
-    A program may have made anything there: what cannot be listed, or has too long a path, is left out.
+    A program may have made anything there: unreadable folders and too long paths are left out.
     """
     folders = [folder]
     while folders:
@@ -82,7 +82,7 @@ def walk(folder: Path) -> Iterator[Path]:
 
 
 def only_inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """A filter for unpacking what a program left: members that lead out of the folder are left out."""
+    """A tar filter for a program's files: members that lead out of the folder are left out."""
     try:
         return tarfile.data_filter(member, folder)
     except tarfile.FilterError:
@@ -92,14 +92,14 @@ def only_inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 def remove(folder: Path) -> None:
     """Remove a folder and its contents as far as possible, whatever a program has made there.
 
-    Links are removed and not followed. Folders inside are moved to the top before they are emptied, so that neither the
-    depth of a tree nor the length of its paths can stop this.
+    Links are removed and not followed. Inner folders are moved to the top before they are emptied, so neither the
+    depth of a tree nor the length of its paths is a problem.
     """
     with suppress(OSError):
         top = os.open(folder, _FOLDER)
         try:
             inner = _clear(top, top)
-            for name in inner:  # which grows
+            for name in inner:  # the list grows
                 with suppress(OSError):
                     opened = os.open(name, _FOLDER, dir_fd=top)
                     try:
@@ -131,9 +131,9 @@ def _clear(folder: int, top: int) -> list[str]:
 
 @contextmanager
 def scratch_folder(run: Path) -> Iterator[Path]:
-    """A folder of one collector inside the run, held by a lock that ends with the process.
+    """A folder of one collector inside the run, with a lock that ends with the process.
 
-    Folders of collectors that were killed are removed.
+    Folders of killed collectors are removed.
     """
     parent = run / "scratch"
     with locked(run):

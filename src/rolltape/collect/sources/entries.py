@@ -12,7 +12,7 @@ _SHOWN_PROBLEMS = 10
 
 
 class SourceEntry(msgspec.Struct, frozen=True):
-    """One entry as it was found. `problem` says why there is no value."""
+    """One unchecked entry. `problem` is the reason if there is no value."""
 
     where: str  # within the source: "line 12"
     value: object = None
@@ -26,7 +26,7 @@ class RawSource(msgspec.Struct, frozen=True):
     split: str | None
     label: str  # as the user wrote it
     entries: Iterable[SourceEntry]
-    is_endless: bool = False  # only a limit ends it
+    is_endless: bool = False  # it needs a limit to end
 
     @property
     def joined_name(self) -> str:
@@ -56,7 +56,7 @@ def join_names(names: Iterable[str]) -> str:
 
 
 class EntryProblems:
-    """Why entries of a source cannot be used: all are counted, and the first ones kept."""
+    """The problems of a source's entries: all are counted, and the first ones kept."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""`GivenSource`: tasks that come one by one while a collection runs, from a trainer for example."""
+"""`GivenSource`: tasks that come one by one while a collection runs, for example from a trainer."""
 
 from collections.abc import Mapping
 from typing import Any

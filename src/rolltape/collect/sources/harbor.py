@@ -33,12 +33,12 @@ _UNSUPPORTED = (
 
 
 class _Environment(msgspec.Struct, frozen=True):
-    """What is read of [environment]."""
+    """The used fields of [environment]."""
 
     docker_image: str | None = None
     cpus: float | None = None
     memory_mb: int | None = None
-    memory: str | None = None  # as older tasks have it: "2G"
+    memory: str | None = None  # the form of older tasks: "2G"
     workdir: str = "."  # the image's own
     env: dict[str, str] = {}
     network_mode: str | None = None
@@ -47,14 +47,14 @@ class _Environment(msgspec.Struct, frozen=True):
 
 
 class _Agent(msgspec.Struct, frozen=True):
-    """What is read of [agent]."""
+    """The used fields of [agent]."""
 
     timeout_sec: float | None = None
     user: str | int | None = None
 
 
 class _Verifier(msgspec.Struct, frozen=True):
-    """What is read of [verifier]."""
+    """The used fields of [verifier]."""
 
     timeout_sec: Annotated[float, msgspec.Meta(gt=0)] = _DEFAULT_TEST_S
     user: str | int | None = None
@@ -62,13 +62,13 @@ class _Verifier(msgspec.Struct, frozen=True):
 
 
 class _TaskName(msgspec.Struct, frozen=True):
-    """What is read of [task]."""
+    """The used fields of [task]."""
 
     name: str | None = None
 
 
 class _TaskConfig(msgspec.Struct, frozen=True):
-    """What is read of task.toml."""
+    """The used sections of task.toml."""
 
     task: _TaskName = _TaskName()
     environment: _Environment = _Environment()
@@ -78,11 +78,11 @@ class _TaskConfig(msgspec.Struct, frozen=True):
 
 
 class _Unusable(Exception):
-    """A task folder cannot be used; the message says why."""
+    """A task folder cannot be used; the message has the reason."""
 
 
 def is_harbor_folder(folder: Path) -> bool:
-    """Whether a folder is a task of Harbor, or holds some."""
+    """Whether a folder is a task of Harbor, or contains some."""
     return (folder / _CONFIG).is_file() or any(folder.glob(f"*/{_CONFIG}"))
 
 
@@ -145,7 +145,7 @@ def _read_sandbox(folder: Path, environment: _Environment, agent: _Agent) -> dic
         "env": _resolve(environment.env),
         "user": None if agent.user is None else str(agent.user),
         "timeout_s": agent.timeout_sec,
-        # Others have what --sandbox-network says.
+        # Others have the network of --sandbox-network.
         "network": "gateway" if closed else None,
     }
     return {name: value for name, value in fields.items() if value is not None}
@@ -168,7 +168,7 @@ def _refuse_unsupported(folder: Path, raw: dict[str, Any], config: _TaskConfig) 
 
 
 def _resolve(env: dict[str, str]) -> dict[str, str]:
-    """Variables with the defaults of their templates. What only this machine knows is passed with --pass-env."""
+    """Variables with the defaults of their templates. Values of this machine only are passed with --pass-env."""
     whole = {name: _TEMPLATE.fullmatch(value) for name, value in env.items()}
     return {
         name: _TEMPLATE.sub(lambda found: found[1] or "", value)

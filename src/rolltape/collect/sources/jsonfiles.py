@@ -11,13 +11,13 @@ from rolltape.collect.sources.entries import RawSource, SourceEntry, filter_spli
 from rolltape.errors import SourceError
 
 _BOM = b"\xef\xbb\xbf"
-_UNSPLIT = "tasks"  # the list of an object that may be given any split
+_UNSPLIT = "tasks"  # the key of a list that is used for any split
 _SPACE = re.compile(r"[ \t\r\n]+")
 _value_at = json.JSONDecoder().raw_decode
 
 
 class _KeyTwice(ValueError):
-    """An object has two values for one key. Readers differ in which of them they take."""
+    """An object has two values for one key, of which readers would take different ones."""
 
 
 def json_lines_file(label: str, split: str | None) -> RawSource:
@@ -105,7 +105,7 @@ def _parse_items(text: str, key: str | None) -> Iterator[SourceEntry]:
 
 
 def _find_start(text: str, key: str | None) -> int:
-    """The position of the list's bracket. The last one of a repeated key counts, as it does for `json.loads`."""
+    """The position of the list's bracket. The last value of a repeated key counts, as for `json.loads`."""
     at = found = _past_space(text, 0)
     if key is None:
         return at

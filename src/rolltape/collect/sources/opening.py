@@ -1,6 +1,6 @@
-"""`open_source`: the text that names a source → its tasks in the order in which to launch them.
+"""`open_source`: read the tasks of a source, in the order of their launch.
 
-Every entry is checked before anything runs, and one error names all that is wrong.
+Every entry is checked before anything runs, and one error names all problems.
 """
 
 import inspect
@@ -53,8 +53,8 @@ def open_source(
     Without `environments`, tasks may name any environment. `check` raises a TaskError for a task that its environment
     cannot use.
 
-    With a limit and without a shuffle, entries behind the limit are not read. Raises a TaskError that names every
-    place where something is wrong.
+    With a limit and without a shuffle, entries after the limit are not read. Raises a TaskError that names the place
+    of every problem.
     """
     if limit is not None and limit < 1:
         raise SourceError(f"a limit of {limit} leaves no task; give 1 or more, or none for all")
@@ -97,7 +97,7 @@ def _read(text: str, split: str | None) -> RawSource:
         raise SourceError(f"{text} is not a task file; there are .json, .jsonl, .parquet and dataset directories")
     if not _HUB_NAME.fullmatch(text) or ("/" in text and path.parent.exists()):
         raise SourceError(f"{text}: there is no such file or directory; check the path")
-    # A mistyped path must not go out to the hub, and a dataset there is named with its split.
+    # A mistyped path must not be sent to the hub, so a dataset there needs a split.
     if split is None:
         raise SourceError(
             f"{text}: there is no such file or directory; if it is a dataset on the Hugging Face hub, "
@@ -125,7 +125,7 @@ def _call_function(label: str, split: str | None) -> RawSource:
 
 
 def _take_own_tasks(name: str, split: str | None) -> RawSource:
-    """The tasks that an environment of another project brings, such as `verifiers:NAME`."""
+    """The tasks of another project's environment, such as `verifiers:NAME`."""
     environment = environment_named(name)
     tasks = getattr(environment, "tasks", None)
     if tasks is None:
@@ -137,7 +137,7 @@ def _take_own_tasks(name: str, split: str | None) -> RawSource:
 
 
 def _number(kind: str, values: Iterable[object], label: str) -> Iterator[SourceEntry]:
-    """Values that code of the user yields, as entries with their places."""
+    """Values from the user's code as entries with their places."""
     with _naming_errors(label):
         for at, value in enumerate(values, 1):
             yield SourceEntry(f"{kind} {at}", value)
@@ -145,7 +145,7 @@ def _number(kind: str, values: Iterable[object], label: str) -> Iterator[SourceE
 
 @contextmanager
 def _naming_errors(label: str) -> Iterator[None]:
-    """Say whose code raised, and where."""
+    """Turn errors of the user's code into a SourceError that names the code and the place."""
     try:
         yield
     except RolltapeError:
@@ -157,7 +157,7 @@ def _naming_errors(label: str) -> Iterator[None]:
 def check_tasks(
     raw: RawSource, entries: Iterable[SourceEntry], *, environments: Collection[str] | None, check: CheckTask | None
 ) -> Iterator[tuple[bytes, Task]]:
-    """Each task with its key. After the last one, raise BadTasks if any entry could not be used."""
+    """Yield each task with its key. After the last one, raise BadTasks if any entry could not be used."""
     first_places: dict[bytes, str] = {}
     problems = EntryProblems()
     for entry in entries:

@@ -48,7 +48,7 @@ def _dataset(loaded: dict[str | None, Any], name: str, split: str | None, label:
         raise SourceError(f"{label} has several splits, {join_names(names)}; say which one with --split")
     if split not in loaded:
         raise SourceError(f"{label} has no split {split!r}; it has {join_names(names)}")
-    # As Arrow, since images and the like would be decoded otherwise.
+    # As Arrow, since images and the like would otherwise be decoded.
     tables = loaded[split].with_format("arrow").iter(batch_size=_BATCH_ROWS)
     return RawSource(name, split, label, _rows(tables, label))
 
@@ -74,7 +74,7 @@ def _rows(tables: Iterable[Any], label: str) -> Iterator[SourceEntry]:
 
 
 def _datasets(label: str) -> Any:
-    # Imported by name, since the package is an extra and carries no types.
+    # Imported by name, since the package is an extra and has no types.
     try:
         return import_module("datasets")
     except ModuleNotFoundError as error:
@@ -91,7 +91,7 @@ def _loading(label: str, datasets: Any) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        # This one says only that something failed; its cause says what.
+        # This error has no details; its cause has them.
         is_wrapped = isinstance(error, datasets.exceptions.DatasetGenerationError)
         reason = error.__cause__ if is_wrapped and isinstance(error.__cause__, Exception) else error
         raise SourceError(f"{label} cannot be loaded as a dataset: {_first_line(reason)}") from None

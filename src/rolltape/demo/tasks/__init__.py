@@ -1,1 +1,1 @@
-"""Example task files, one for each environment, and what they name in Python."""
+"""Example task files, one for each environment, and the Python functions that they name."""

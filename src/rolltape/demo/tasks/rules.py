@@ -1,4 +1,4 @@
-"""What the example tasks name in Python: a judge that goes by rules, a comparison, a tool, the other side of a talk."""
+"""Python functions of the example tasks: a judge by rules, a comparison, a tool, the other side of a conversation."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _MARKED = re.compile(r"<(\w+)-\w+>\n(.*?)\n</\1-\w+>", re.DOTALL)
 
 
 def result_of(question: str) -> int:
-    """The result of the sum in a question."""
+    """The result of the calculation in a question."""
     found = _SUM.search(question)
     assert found is not None, f"there is no sum in {question!r}"
     a, b = int(found[1]), int(found[3])
@@ -28,7 +28,7 @@ def last_integer(text: str) -> int | None:
 
 
 def grade(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A judge for the criteria `right` and `near`: it reads what a model would be asked, and answers as one should."""
+    """A judge for the criteria `right` and `near`. It reads the question for a judge model, and answers in its form."""
     shown = dict(_MARKED.findall(messages[-1]["content"]))
     wanted, given = result_of(shown["request"]), last_integer(shown["reply"])
     off = None if given is None else abs(given - wanted)
@@ -64,7 +64,7 @@ def try_again(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:
 
 
 def answer_in_sentences(task: Mapping[str, Any], seed: int) -> Generator[str, str, float]:
-    """Ask each of a task's sums. The right number is worth a quarter, and 1 in a sentence: "The answer is 85."."""
+    """Ask each of a task's sums. The right number has reward 0.25, and 1 in a sentence: "The answer is 85."."""
     worth = 0.0
     for question, result in task["sums"]:
         reply = yield question

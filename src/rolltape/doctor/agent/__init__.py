@@ -1,1 +1,1 @@
-"""The check of an agent: it runs on a model that follows a script."""
+"""The check of an agent: it runs with a model that follows a script."""

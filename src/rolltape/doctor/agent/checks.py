@@ -1,4 +1,4 @@
-"""Run an agent on a scripted model, and see what it does to its history: what a rollout of it will train."""
+"""Run an agent with a scripted model, and check how it changes its history, and so what its rollouts will train."""
 
 import tempfile
 from collections import Counter
@@ -25,7 +25,7 @@ _PROMPT = "Follow the steps that come to your mind, one after the other, and say
 _GO_ON = "Go on."
 _CHAT_TURNS = 4
 _SHOWN = 60
-# Forks that an agent makes on purpose: none of the tokens is lost.
+# Forks that an agent makes on purpose, which lose no tokens.
 _OF_ITS_KIND = frozenset({ForkCause.SUB_AGENT, ForkCause.COMPACTION, ForkCause.RETRY, ForkCause.SIBLING})
 _ADVICE = {
     ForkCause.THINKING_STRIPPED: "have the agent send thinking back",
@@ -39,7 +39,7 @@ _REWRITTEN = "have the agent send replies back as they came, or train with --pol
 async def check_agent(
     agent: Agent, folder: Path | None, settings: GatewaySettings, timeout_s: float
 ) -> AsyncIterator[CheckResult]:
-    """Run the agent once, through a gateway of its own, and say what was recorded of it.
+    """Run the agent once, through its own gateway, and report what was recorded.
 
     `folder` is the model whose template is used; None takes the shipped one.
     """
@@ -84,7 +84,7 @@ async def check_agent(
 
 
 class _Conversation:
-    """An episode with one seat, which asks the agent to go on a few times. A program gets only the first message."""
+    """An episode with one seat, which asks the agent to continue a few times. A program gets only the first message."""
 
     seats = (AGENT,)
 
@@ -126,7 +126,7 @@ def _describe_run(rollout: Rollout, outcome: AgentOutcome, model: ScriptedModel,
 
 
 def _describe_history(rollout: Rollout) -> CheckResult:
-    """What the agent changed of its history from one request to the next."""
+    """The changes that the agent made to its history between requests."""
     forks = linearize(rollout).forks
     rules = Counter(rule for turn in rollout.turns for rule in turn.facts.extra.get("echoes", ()))
     aside = Counter(turn.facts.auxiliary for turn in rollout.turns if turn.facts.auxiliary is not None)
@@ -148,12 +148,12 @@ def _describe_history(rollout: Rollout) -> CheckResult:
 
 
 def _is_templates(fork: Fork) -> bool:
-    """Whether the model's template left thinking out that the agent had sent back."""
+    """Whether the model's template left out thinking that the agent had sent back."""
     return fork.cause is ForkCause.THINKING_STRIPPED and fork.message_index is None
 
 
 def _first_edit(fork: Fork) -> str:
-    """The first difference, in words."""
+    """The first difference, as text."""
     if fork.text is None:
         return "" if fork.message_index is None else f" (from message {fork.message_index} on)"
     before, after = (quoted(str(side)[:_SHOWN], _SHOWN) for side in (fork.text.before, fork.text.after))
@@ -161,7 +161,7 @@ def _first_edit(fork: Fork) -> str:
 
 
 def _describe_samples(rollout: Rollout) -> CheckResult:
-    """What a rollout of this agent becomes under each cut policy."""
+    """The samples of this agent's rollout under each cut policy."""
     summary = summarize(rollout)
     sampled = sum(len(turn.sampled_ids) for turn in rollout.turns)
     shares = {name: one.ledger.get(Fate.TRAINED, 0) for name, one in summary.policies.items()}

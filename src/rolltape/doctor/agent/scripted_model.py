@@ -1,7 +1,7 @@
-"""A model that follows a script, in ids of a real tokenizer, for running an agent without an engine.
+"""A model that follows a script, with ids of a real tokenizer, for running an agent without an engine.
 
-Its replies have what agents are known to change when they send them back: thinking, text beside calls, white space,
-numbers in arguments, two calls at once, and a word in ids that no tokenizer would choose.
+Its replies have parts that agents are known to change when they send them back: thinking, text beside calls, white
+space, numbers in arguments, two calls at once, and a word in ids that no tokenizer would choose.
 """
 
 import re
@@ -27,7 +27,7 @@ _PIECES = 4
 
 
 class ScriptedModel:
-    """An engine, to be given to a gateway; `prompts` are set to the gateway's once it runs."""
+    """An engine for a gateway; set `prompts` to those of the gateway once it runs."""
 
     name = "scripted model"
     token_faithful = True
@@ -38,8 +38,8 @@ class ScriptedModel:
 
     def __init__(self) -> None:
         self.said = 0  # replies to the task itself
-        self.called: str | None = None  # the tool that the script found to call; None: none that does no harm
-        self.unwritten: str | None = None  # why a reply could not be written in this model's form
+        self.called: str | None = None  # the tool that the script calls; None without a harmless one
+        self.unwritten: str | None = None  # why a reply cannot be written in this model's form
         self._offers_tools = False
 
     async def facts(self) -> EngineFacts:
@@ -70,7 +70,7 @@ class ScriptedModel:
 
     def _reply(self, request: ChatRequest) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
         tools = request.all_tools
-        aside = self._offers_tools and not tools  # a title, a summary: what agents ask for beside their task
+        aside = self._offers_tools and not tools  # side requests of agents, such as for a title or a summary
         self._offers_tools |= bool(tools)
         if aside:
             message: Message = {"role": "assistant", "content": "A small task."}
@@ -90,7 +90,7 @@ _Call = tuple[str, str | None, dict[str, Any]]  # a tool's name, its field for a
 
 
 def harmless_call(tools: list[dict[str, Any]]) -> _Call | None:
-    """A tool that may be called without harm: one that runs a command, which is known here, or one that looks."""
+    """A harmless call of a tool: of one that runs a command, with a harmless command, or of one that only reads."""
     functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
     by_rank = sorted(functions, key=lambda one: one["name"].lower() not in _SHELLS)
     for function in by_rank:
@@ -108,7 +108,7 @@ def _properties(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _required(function: dict[str, Any], besides: str | None = None) -> dict[str, Any]:
-    """The least that the schema of a tool demands."""
+    """The minimal arguments by the schema of a tool."""
     properties = _properties(function)
     names = (function.get("parameters") or {}).get("required") or ()
     return {name: _least(properties.get(name) or {}) for name in names if name != besides}
@@ -131,7 +131,7 @@ def _calls(call: _Call | None, *commands: str) -> Iterator[dict[str, Any]]:
 
 
 def reply_forms(message: Message) -> list[Message]:
-    """A reply in the forms that models have a place for: some always think, or never, or call one tool at a time."""
+    """A reply in different forms, since some models always think, or never, or call only one tool at a time."""
     thought = {**message, "reasoning_content": message.get("reasoning_content") or "Well."}
     plain = {name: value for name, value in message.items() if name != "reasoning_content"}
     forms = [message if message.get("reasoning_content") else plain, thought, plain]
@@ -145,7 +145,7 @@ def _says(text: str, thought: str | None = None, *calls: dict[str, Any]) -> Mess
     return {**message, "tool_calls": list(calls)} if calls else message
 
 
-# The replies of the task in their order. Without a tool to call, they are texts.
+# The replies for the task in order. Without a tool to call, they are texts.
 STEPS: tuple[Callable[[_Call | None], Message], ...] = (
     lambda call: _says("I will look around first.\n\n", "Let me see what is here.", *_calls(call, _COMMANDS[0])),
     lambda call: (

@@ -1,4 +1,4 @@
-"""Replies that nobody sampled: messages written as a model of any family would sample them."""
+"""Scripted replies: the ids of messages as a model of the family would sample them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ _ASKED: Message = {"role": "user", "content": "Go on."}
 
 
 def write_reply(prompts: ChatPrompts, reply: Message, tools: Tools, thinking: bool | None = None) -> Ids | None:
-    """The ids of a reply with the id that ends it; None: this model's form has no place for it after its prompt.
+    """The ids of a reply with the stop id, or None if this model's form cannot express it after its prompt.
 
-    The ids are those that a conversation has where the reply stands. Templates that leave earlier thinking out have no
-    such place for a reply with thinking; one without calls is then spelled as text.
+    The ids are those of the reply within a rendered conversation. Templates that leave earlier thinking out do not
+    render a reply with thinking; without calls it is then written as text.
     """
     before = prompts.render([_ASKED], tools, thinking).ids
     try:
@@ -37,7 +37,7 @@ def write_reply(prompts: ChatPrompts, reply: Message, tools: Tools, thinking: bo
 
 
 def _up_to_stop(prompts: ChatPrompts, ids: Ids) -> Ids:
-    """Ids up to the first stop id; some templates, such as GLM's, leave it to the next message to write one."""
+    """Ids up to the first stop id; in some templates, such as GLM's, only the next message writes one."""
     stops = np.flatnonzero(np.isin(ids, prompts.stop_ids))
     if len(stops):
         return ids[: int(stops[0]) + 1]
@@ -47,13 +47,13 @@ def _up_to_stop(prompts: ChatPrompts, ids: Ids) -> Ids:
 def write_first(
     prompts: ChatPrompts, replies: Sequence[Message], tools: Tools, thinking: bool | None = None
 ) -> Ids | None:
-    """The first of some replies that this model's form has a place for."""
+    """The ids of the first of these replies that this model's form can express."""
     written = (write_reply(prompts, one, tools, thinking) for one in replies)
     return next((ids for ids in written if ids is not None), None)
 
 
 def split_unusually(prompts: ChatPrompts, ids: Ids) -> Ids:
-    """The same text in other ids, as a model samples now and then: the longest word comes in two parts."""
+    """The same text in other ids, which models sample sometimes: the longest word is split into two parts."""
     texts = [prompts.decode(ids[at : at + 1]) for at in range(len(ids))]
     words = [at for at, text in enumerate(texts) if len(text) > 3 and text.strip().isalpha()]
     for at in sorted(words, key=lambda at: -len(texts[at])):

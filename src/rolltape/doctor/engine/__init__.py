@@ -1,1 +1,1 @@
-"""The checks of engines, and of an engine with the folder of its model."""
+"""The checks of engines, and of an engine together with the folder of its model."""

@@ -1,7 +1,7 @@
-"""The conformance kit of engines: what one must do so that training sees what was sampled, each rule a check.
+"""The conformance kit of engines: rules by which training gets exactly what was sampled, each as a check.
 
-A check is a function from an `EngineProbe` to a `CheckResult`, or None where it does not apply to this engine. Checks
-know engines by the engine protocol alone, so that they hold for every engine that implements it.
+A check is a function from an `EngineProbe` to a `CheckResult`, or None if it does not apply to this engine. Checks use
+only the engine protocol, so they work for every engine that implements it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +17,7 @@ EngineCheck = Callable[[EngineProbe], Awaitable[CheckResult | None]]
 async def check_engine(
     probe: EngineProbe, checks: "dict[str, EngineCheck] | None" = None
 ) -> AsyncIterator[CheckResult]:
-    """Run checks one by one. An engine that gives no reply, or only text, is not asked again."""
+    """Run checks one by one. An engine that returns no reply, or only text, is not asked again."""
     for name, check in (ENGINE_CHECKS if checks is None else checks).items():
         result = await _run_check(name, check, probe)
         if result is not None:
@@ -29,7 +29,7 @@ async def check_engine(
 
 
 async def _run_check(name: str, check: EngineCheck, probe: EngineProbe) -> CheckResult | None:
-    """The result of one check; an engine that fails in it has a fault."""
+    """The result of one check; an error of the engine in it is a fault."""
     advice = "read the engine's own log; see that it serves this model"
     try:
         return await check(probe)
@@ -37,7 +37,7 @@ async def _run_check(name: str, check: EngineCheck, probe: EngineProbe) -> Check
         probe.answers = False
         failed = f"no answer in {probe.reply_timeout_s:g} s"
     except EngineError as error:
-        # Where not even a plain prompt gets a reply, every later check would only say the same again.
+        # If not even a plain prompt gets a reply, every later check would report the same.
         probe.answers = name != "ids" and not isinstance(error, EngineUnreachable)
         failed = f"the engine failed: {error}"
     return fault(failed, advice if probe.answers else f"{advice}; the checks after this one were left out")
@@ -57,5 +57,5 @@ ENGINE_CHECKS: dict[str, EngineCheck] = {
     "prefix cache": serving_checks.check_prefix_cache,
     "constraints": serving_checks.check_constraints,
     "too long": serving_checks.check_too_long,
-    "out of range": serving_checks.check_out_of_range,  # last: engines without this check have died of it
+    "out of range": serving_checks.check_out_of_range,  # last, since it has crashed engines
 }

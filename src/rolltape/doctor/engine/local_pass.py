@@ -1,4 +1,4 @@
-"""A forward pass of a model folder on this machine: the logprobs that an engine with the same weights must give."""
+"""A forward pass of a model folder on this machine, for the logprobs that an engine with the same weights must give."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,16 +12,16 @@ import numpy.typing as npt
 from rolltape.errors import CheckpointError
 from rolltape.tiny import Sampling, TinyEngine
 
-LARGEST_TINY = 256 * 2**20  # bytes of weights that numpy runs in a moment
-LARGEST_FLOAT32 = 4 * 2**30  # bytes of weights that are computed with in single precision, whatever they are stored in
-LARGEST = 20 * 2**30  # bytes of weights that are loaded at all
+LARGEST_TINY = 256 * 2**20  # bytes of weights up to which numpy is used
+LARGEST_FLOAT32 = 4 * 2**30  # bytes of weights up to which computation is in single precision
+LARGEST = 20 * 2**30  # bytes of weights up to which they are loaded
 
 Scores = npt.NDArray[np.float64]
 Scorer = Callable[[Sequence[int], Sequence[int]], Awaitable[Scores]]  # prompt and reply → the reply's raw logprobs
 
 
 def why_no_pass(folder: Path) -> str | None:
-    """Why the folder's model cannot be run here; None: it can."""
+    """Why the folder's model cannot be run here, or None."""
     size = _weight_bytes(folder)
     if not size:
         return "the folder has no weights"
@@ -34,7 +34,7 @@ def why_no_pass(folder: Path) -> str | None:
 
 @asynccontextmanager
 async def local_scorer(folder: Path) -> AsyncIterator[Scorer]:
-    """Load the model and yield what scores ids with it; raises CheckpointError if it cannot be loaded."""
+    """Load the model and yield a function that scores ids with it; raises CheckpointError if loading fails."""
     if _is_tiny(folder, _weight_bytes(folder)):
         async with TinyEngine(folder) as engine:
 
@@ -52,7 +52,7 @@ def _by_transformers(folder: Path) -> Scorer:
     import torch
     import transformers
 
-    library: Any = transformers  # in part without types
+    library: Any = transformers  # partly untyped
     library.utils.logging.disable_progress_bar()
     dtype = torch.float32 if _weight_bytes(folder) <= LARGEST_FLOAT32 else "auto"
     try:

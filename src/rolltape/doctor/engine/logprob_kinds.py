@@ -1,8 +1,8 @@
-"""Measures which distribution an engine's logprobs are of: raw, after temperature, or after truncation.
+"""Measures the distribution of an engine's logprobs: raw, after temperature, or after truncation.
 
 Each place is sampled twice: at temperature 0.5 with top-k 3, and at temperature 1 without truncation, where all kinds
-are equal. The second gives the most likely ids with their raw logprobs. From these follows which logprob the first
-sample's id has under each kind. The kind that comes closest over all places is the one that was measured.
+are equal. The second sample gives the most likely ids with their raw logprobs. From these the logprob of the first
+sample's id under each kind is computed. The kind that is closest over all places is the measured one.
 """
 
 import math
@@ -18,27 +18,27 @@ from rolltape.records.turn import LogprobKind
 
 TEMPERATURE = 0.5
 TOP_K = 3
-PLACES = 12  # that are looked for
+PLACES = 12  # wanted number of places
 _PROMPTS = 6
-_STEPS = range(0, 24, 3)  # places along a greedy reply: after its own words a model is neither sure nor lost
-_TOPS = 20  # the most that vLLM gives by default
-_TRIES = 6  # samples per place at temperature 1, of an engine that gives no lists of the most likely ids
-_KNOWN = 0.1  # nats: what the ids that are not among the most likely may add to a tempered logprob
-_CLEAR = 0.2  # nats: kinds that differ by less cannot be distinguished at a place
-_NEAR = 0.15  # nats, on average: half-precision arithmetic makes no more of equal logprobs
+_STEPS = range(0, 24, 3)  # places along a greedy reply, where a model has some uncertainty
+_TOPS = 20  # vLLM's default maximum
+_TRIES = 6  # samples per place at temperature 1, if the engine does not list the most likely ids
+_KNOWN = 0.1  # nats: the largest effect of unlisted ids on a tempered logprob
+_CLEAR = 0.2  # nats: kinds with a smaller difference cannot be distinguished at a place
+_NEAR = 0.15  # nats, on average: the largest difference by half-precision arithmetic
 _ENOUGH_PLACES = 3
 
 
 class MeasuredKind(msgspec.Struct, frozen=True, kw_only=True):
-    """The kind that fits best, and the average distance of each kind from what the engine gave."""
+    """The kind that fits best, and the average distance of each kind from the engine's logprobs."""
 
-    kind: LogprobKind | None  # None: none fits, or too few places could tell
+    kind: LogprobKind | None  # None if none fits, or if too few places distinguish the kinds
     places: int  # at which the kinds differ
     distances: Mapping[LogprobKind, float] = {}  # only RAW for an engine that does not list the most likely ids
 
 
 async def measure_kind(probe: EngineProbe) -> MeasuredKind:
-    """Sample at places of some uncertainty, twice each, and return the kind that explains the logprobs."""
+    """Sample twice at places with some uncertainty, and return the kind that explains the logprobs."""
     setting: dict[str, Any] = {"temperature": TEMPERATURE}
     if "top_k" in probe.engine.applies:
         setting["top_k"] = TOP_K
@@ -92,12 +92,12 @@ async def _raw_logprobs(probe: EngineProbe, prompt: list[int]) -> dict[int, floa
 
 
 def _expected(raw: Mapping[int, float], token: int, top_k: int | None) -> dict[LogprobKind, float]:
-    """The logprob of an id under each kind; nothing where that cannot be computed."""
+    """The logprob of an id under each kind that can be computed."""
     if token not in raw:
         return {}
     tempered = {one: value / TEMPERATURE for one, value in raw.items()}
     known = _log_sum(list(tempered.values()))
-    # None of the other ids is more likely than the least of these, and together they have the rest of the mass.
+    # The other ids are at most as likely as the least of these, and together they have the rest of the mass.
     rest = max(1.0 - math.exp(_log_sum(list(raw.values()))), 1e-9)
     others = math.log(rest) + min(raw.values()) * (1 / TEMPERATURE - 1)
     added = float(np.logaddexp(known, others)) - known

@@ -1,4 +1,4 @@
-"""Checks of an engine and a model folder together: whether the engine serves the model whose folder was given."""
+"""Checks of an engine and a model folder together: whether the engine serves the model of this folder."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from rolltape.errors import CheckpointError, EngineFault
 from rolltape.gateway.engines.http import Connections
 from rolltape.gateway.prompts import ChatPrompts
 
-_ALIKE = 0.85  # of the characters: engines decode ids one by one, and differ in spaces
-# Nats, on average over sampled ids: what half precision makes of equal weights, and what no arithmetic explains.
+_ALIKE = 0.85  # share of equal characters: engines decode ids one by one, and differ in spaces
+# Nats, on average over sampled ids: the largest difference by half precision, and the least of other weights.
 _EQUAL = 0.05
 _OTHER = 0.3
 _PROMPTS = 3
@@ -27,7 +27,7 @@ _REPLY = 48  # tokens
 async def check_tokenizer(
     probe: EngineProbe, *, prompts: ChatPrompts, kind: str, url: str, api_key: str | None
 ) -> CheckResult | None:
-    """Whether the engine and the folder make the same text of the same ids; None: the engine gives no text."""
+    """Whether the engine and the folder make the same text of the same ids; None if the engine returns no text."""
     if kind not in _TEXT_KINDS:
         return None
     model = (await probe.engine.facts()).model
@@ -54,10 +54,10 @@ async def check_tokenizer(
 
 
 def _joined(texts: Sequence[str], stops: Sequence[str]) -> str:
-    """The texts of replies in a form that can be compared.
+    """The texts of replies in a comparable form.
 
-    Engines keep the stop id at the end of a reply in the text, in the ids, in both, or in neither. Programs write a
-    character that the end of a reply breaks in different ways.
+    Engines keep the stop id at the end of a reply in the text, in the ids, in both, or in neither. Programs write an
+    incomplete character at the end of a reply in different ways.
     """
     ended = (next((text.removesuffix(stop) for stop in stops if stop and text.endswith(stop)), text) for text in texts)
     return "".join(ended).replace("\ufffd", "")
@@ -93,11 +93,11 @@ async def check_weights(probe: EngineProbe, *, folder: Path) -> CheckResult:
 
 
 async def _differences(probe: EngineProbe, score: Scorer) -> Scores:
-    """How far the engine's logprobs at temperature 1, where all kinds are equal, are from those of the local pass."""
+    """The differences of the engine's logprobs from the local pass, at temperature 1, where all kinds are equal."""
     found = []
     for at in range(_PROMPTS):
         prompt = probe.noise(48)
-        told = SampledChunks() if at == 0 and probe.engine.streams else None  # streams are read in another way
+        told = SampledChunks() if at == 0 and probe.engine.streams else None  # to test the code for streams too
         given = await probe.sample(prompt, temperature=1.0, max_tokens=_REPLY, on_sampled=told)
         if given.logprobs is not None and len(given.ids):
             found.append(np.abs(await score(prompt, given.ids.tolist()) - given.logprobs))
@@ -113,7 +113,7 @@ class SpelledReply(NamedTuple):
     """Sampled ids and the engine's own text of them."""
 
     ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
-    text: str | None  # None: it gives none, as SGLang with --skip-tokenizer-init
+    text: str | None  # None if it returns none, as SGLang with --skip-tokenizer-init
 
 
 async def _spelled_reply(

@@ -1,4 +1,4 @@
-"""Requests to an engine as the gateway makes them, for checks that look at what comes back."""
+"""Requests to an engine like the gateway's, for checks of its replies."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from rolltape.gateway.request import ChatRequest, SamplingParams
 from rolltape.gateway.turn.generate import PlausibleIds, check_generated
 
 REPLY_TIMEOUT_S = 120.0
-_HIGHEST_ORDINARY = 2000  # where no tokenizer is given: every vocabulary has the ids below
+_HIGHEST_ORDINARY = 2000  # without a tokenizer: every vocabulary has the ids below
 
 
 def generation(
@@ -50,7 +50,7 @@ def generation(
 
 
 class SampledChunks:
-    """An `on_sampled` that keeps what it is called with; `then` is called after the first time."""
+    """An `on_sampled` that keeps its arguments; `then` is called after the first call."""
 
     def __init__(self, then: Callable[[], object] = lambda: None) -> None:
         self.chunks: list[list[int]] = []
@@ -67,7 +67,7 @@ class SampledChunks:
 
 
 class EngineProbe:
-    """An engine to be checked, with the prompts of the model that it is said to serve, if a folder is given."""
+    """An engine to check, with the prompts of its model if a folder is given."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class EngineProbe:
         self.engine = engine
         self.prompts = prompts
         self.reply_timeout_s = reply_timeout_s
-        self.answers = True  # False: it was seen to give no replies, and is asked nothing more
+        self.answers = True  # False if it returned no replies, and is not asked again
         self.vocabulary = None if prompts is None else prompts.vocabulary
         self.stop_ids: tuple[int, ...] = () if prompts is None else prompts.stop_ids
         self._rng = np.random.default_rng(seed)
         self._sent = 0
 
     def noise(self, count: int, *, unseen: bool = False) -> list[int]:
-        """Random ordinary ids: a prompt after which hardly any model is sure of the next id.
+        """Random ordinary ids: a prompt after which a model is hardly ever sure of the next id.
 
-        They are the same for every probe of a seed, unless they are to be `unseen`, also by the engine's cache.
+        They are the same for every probe with a seed, unless they must be `unseen` by the engine's cache.
         """
         rng = np.random.default_rng() if unseen else self._rng
         highest = min(self.vocabulary or _HIGHEST_ORDINARY, _HIGHEST_ORDINARY)
@@ -97,7 +97,7 @@ class EngineProbe:
         return ids
 
     def wanted(self, prompt_ids: Sequence[int], **fields: Any) -> Generation:
-        """A request with a name of its own, and a seed, so that the same engine gets the same verdict twice."""
+        """A request with a new name, and with a seed, so that repeated checks get the same verdict."""
         self._sent += 1
         if "seed" in self.engine.applies:
             fields = {"seed": self._sent, **fields}
@@ -105,7 +105,7 @@ class EngineProbe:
         return generation(prompt_ids, name=name, session=name, vocabulary=self.vocabulary, **fields)
 
     async def sample(self, prompt_ids: Sequence[int], **fields: Any) -> Generated:
-        """What the engine gives; raises EngineError for what it cannot have sampled, and TimeoutError."""
+        """Sample a reply; raises EngineError for an implausible reply, and TimeoutError."""
         return await self.generate(self.wanted(prompt_ids, **fields))
 
     async def generate(self, wanted: Generation) -> Generated:

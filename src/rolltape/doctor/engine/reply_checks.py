@@ -1,4 +1,4 @@
-"""Checks of what a reply carries: ids, logprobs, the id that ended it, and what is kept of one that was interrupted."""
+"""Checks of a reply's data: ids, logprobs, the stop id, and the kept part of an interrupted reply."""
 
 import asyncio
 
@@ -14,10 +14,10 @@ from rolltape.records.wording import plural
 
 
 async def check_ids(probe: EngineProbe) -> CheckResult:
-    """Whether the engine continues the ids that it is given, and gives ids.
+    """Whether the engine continues the ids of the prompt, and returns ids.
 
-    Two splits of one text are different prompts. An engine that decodes a prompt and tokenizes it anew cannot tell
-    them apart.
+    Two splits of one text are different prompts. An engine that decodes a prompt and tokenizes it again cannot
+    distinguish them.
     """
     replies = [await probe.sample(probe.noise(32), temperature=1.0, max_tokens=16) for _ in range(3)]
     count = sum(len(one.ids) for one in replies)
@@ -100,13 +100,13 @@ async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
 
 
 async def check_stop_id(probe: EngineProbe) -> CheckResult:
-    """Whether the id that ends a reply comes with it: any id can be a stop id, so one is chosen that will come."""
+    """Whether a reply includes its stop id. Any id can be a stop id, so one is chosen that will be sampled."""
     for _ in range(3):
         prompt = probe.noise(32)
         whole = (await probe.sample(prompt, temperature=0.0, max_tokens=24)).ids.tolist()
         if not whole:
             continue
-        # One that ends the reply late, if there is one that does not come earlier too.
+        # An id that ends the reply late, if it does not also occur earlier.
         stop = next((one for one in reversed(whole[:16]) if whole.index(one) >= 2), whole[0])
         given = await probe.sample(prompt, temperature=0.0, max_tokens=24, stop_ids=(stop,))
         if given.finish is not Finish.STOP:
@@ -164,7 +164,7 @@ async def check_streaming(probe: EngineProbe) -> CheckResult:
 
 
 async def check_abort(probe: EngineProbe) -> CheckResult:
-    """Whether what was sampled of an interrupted reply is kept, as when weights change."""
+    """Whether the sampled part of an interrupted reply is kept, as needed when weights change."""
     first = asyncio.Event()
     told = SampledChunks(first.set)
     streams = probe.engine.streams
@@ -191,7 +191,7 @@ async def check_abort(probe: EngineProbe) -> CheckResult:
 
 
 async def _cancel_one(probe: EngineProbe) -> None:
-    """Leave a request, as a client that hangs up does; the engine must go on with others."""
+    """Cancel a request, like a client that hangs up; the engine must continue with others."""
     task = asyncio.create_task(probe.engine.generate(probe.wanted(probe.noise(32), temperature=1.0, max_tokens=1000)))
     await asyncio.sleep(0)
     task.cancel()

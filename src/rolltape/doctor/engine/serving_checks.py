@@ -1,4 +1,4 @@
-"""Checks of an engine as a server: its facts, its prefix cache, its constraints, and what it refuses."""
+"""Checks of an engine as a server: its facts, its prefix cache, its constraints, and its refusals."""
 
 import time
 
@@ -12,8 +12,8 @@ from rolltape.gateway.prompts.reply_form import Thinking
 from rolltape.gateway.request import ChatRequest, OutputSchema
 from rolltape.gateway.turn.constraints import build_constraint
 
-_LONG_PROMPT = 512  # ids: many blocks of any engine's prefix cache
-_LONGEST_REFUSAL = 300_000  # ids: a longer prompt is not sent only to see it refused
+_LONG_PROMPT = 512  # ids: many blocks of every engine's prefix cache
+_LONGEST_REFUSAL = 300_000  # ids: no longer prompt is sent only to test its refusal
 _ANSWERS = ("zebra", "quagga")
 
 
@@ -46,7 +46,7 @@ async def check_weight_version(probe: EngineProbe) -> CheckResult:
 
 
 async def check_prefix_cache(probe: EngineProbe) -> CheckResult:
-    """Whether a prompt that goes on where an earlier one ended is computed only where it is new."""
+    """Whether only the new part is computed of a prompt that continues an earlier one."""
     prompt = probe.noise(min(_LONG_PROMPT, await _half_context(probe)), unseen=True)
     cold_s, _ = await _timed(probe, prompt)
     warm_s, given = await _timed(probe, [*prompt, *probe.noise(8)])
@@ -124,7 +124,7 @@ async def check_out_of_range(probe: EngineProbe) -> CheckResult:
         await probe.sample([*probe.noise(8), outside], max_tokens=1)
     except EngineError as error:
         status = getattr(error, "status", None)
-        await probe.sample(probe.noise(8), max_tokens=1)  # it must not have died of it
+        await probe.sample(probe.noise(8), max_tokens=1)  # check that it has not crashed
         if status is None or status < 500:
             return ok(f"id {outside} is refused ({status or 'error'})")
         return note(f"id {outside} is answered with {status}", "a client's mistake reads as the engine's")

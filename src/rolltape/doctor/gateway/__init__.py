@@ -1,1 +1,1 @@
-"""The checks of gateways, from the side of the agent."""
+"""The checks of gateways, from the agent's side."""

@@ -1,6 +1,6 @@
-"""The three APIs that agents speak, from the client's side: one conversation, whole or streamed, in a common form.
+"""The three APIs that agents use, from the client's side: one conversation, streamed or not, in a common form.
 
-A gateway that is checked may be anybody's, so nothing here is shared with Rolltape's own dialects.
+The checked gateway may be any program, so nothing here is shared with Rolltape's own dialects.
 """
 
 import json
@@ -17,23 +17,23 @@ _MAX_TOKENS = 64
 
 
 class ApiReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply in what the APIs have in common."""
+    """A reply in the form that the APIs have in common."""
 
     status: int = 200
     id: str | None = None
     text: str = ""
     calls: tuple[Json, ...] = ()  # each with id, name and arguments, a JSON text
-    message: list[Json] = []  # as a client sends it back
+    message: list[Json] = []  # in the form in which a client sends it back
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    body: Any = None  # as it came
-    events: int = 0  # of a stream, those that brought text or parts of calls
-    ended: bool = True  # of a stream: the API's own last event came
+    body: Any = None  # unchanged
+    events: int = 0  # of a stream, those with text or parts of calls
+    ended: bool = True  # of a stream: whether the API's last event came
 
 
 class Api(ABC):
-    """One API: where it is, how a conversation is asked for, and how a reply is read."""
+    """One API: its path, the form of its requests, and how its replies are read."""
 
     name: str
     path: str
@@ -44,7 +44,7 @@ class Api(ABC):
 
     @abstractmethod
     def forced(self, tool: Json) -> Json:
-        """The fields that force a call of a tool, which is in chat form."""
+        """The fields that force a call of a tool, which is passed in chat form."""
 
     @abstractmethod
     def result(self, call: Json, result: str) -> Json:
@@ -52,11 +52,11 @@ class Api(ABC):
 
     @abstractmethod
     def read(self, body: Any) -> ApiReply:
-        """A whole reply."""
+        """Read a reply that is not streamed."""
 
     @abstractmethod
     def read_events(self, events: list[Json], done: bool) -> ApiReply:
-        """A streamed reply; `done`: the word `[DONE]` came."""
+        """Read a streamed reply; `done`: the final `[DONE]` came."""
 
 
 class _Chat(Api):
@@ -170,7 +170,7 @@ APIS: tuple[Api, ...] = (CHAT, _Messages(), _Responses())
 
 
 class GatewayClient:
-    """Posts to a gateway as an agent would, with its key in the headers of every API."""
+    """Posts to a gateway as an agent does, with the key in the headers of every API."""
 
     def __init__(self, url: str, key: str | None, model: str | None) -> None:
         self.root = url.rstrip("/").removesuffix("/v1")
@@ -195,7 +195,7 @@ class GatewayClient:
             return response.status, _parsed(await response.read())
 
     async def post(self, path: str, body: Any, *, headers: Json | None = None) -> tuple[int, Any]:
-        """The status and the JSON of an answer, or its text; a body of bytes is sent as it is."""
+        """The status and the JSON of an answer, or its text; a body of bytes is sent unchanged."""
         assert self._http is not None
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         own = {"Content-Type": "application/json", **(headers or {})}

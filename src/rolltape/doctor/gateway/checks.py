@@ -1,6 +1,6 @@
-"""The conformance kit of gateways: what agents need of one, over the APIs that it serves, each rule a check.
+"""The conformance kit of gateways: rules that agents need, over the APIs that a gateway serves, each as a check.
 
-A gateway is known by its address and a key alone, so that any OpenAI- or Anthropic-compatible one can be held to it.
+Checks use only an address and a key, so any OpenAI- or Anthropic-compatible gateway can be tested.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ GatewayCheck = Callable[["GatewayProbe"], Awaitable[CheckResult | None]]
 
 
 class GatewayProbe:
-    """A gateway with the APIs that it was seen to serve, and a first reply in each."""
+    """A gateway with the APIs that it serves, and a first reply in each."""
 
     def __init__(self, client: GatewayClient) -> None:
         self.client = client
-        self.first: dict[Api, ApiReply] = {}  # by API; those that are not served are left out
-        self.answers = True  # False: a request got no answer in time, and nothing more is asked
+        self.first: dict[Api, ApiReply] = {}  # by API, for served ones
+        self.answers = True  # False if a request got no answer in time; then no more are sent
 
 
 async def check_gateway(url: str, *, key: str | None = None, model: str | None = None) -> AsyncIterator[CheckResult]:
@@ -78,7 +78,7 @@ async def _run(check: GatewayCheck, probe: GatewayProbe) -> CheckResult | None:
 
 
 async def _apis(probe: GatewayProbe) -> CheckResult:
-    """Which APIs are served; the model's name is the first of the list, unless one is given."""
+    """Which APIs are served. The model is the first of the gateway's list, unless one is given."""
     client = probe.client
     status, listed = await client.get("/v1/models")
     names = [one["id"] for one in listed.get("data", ())] if status == 200 and isinstance(listed, dict) else []
@@ -100,7 +100,7 @@ async def _apis(probe: GatewayProbe) -> CheckResult:
 
 
 async def _reply_ids(probe: GatewayProbe) -> CheckResult:
-    """Whether each reply has an id of its own: Claude Code merges replies that share one."""
+    """Whether each reply has a unique id: Claude Code merges replies with the same id."""
     again = {api: await probe.client.ask(api, [_ASKED, *probe.first[api].message, _GO_ON]) for api in probe.first}
     without = [api.name for api in probe.first if not probe.first[api].id]
     shared = [api.name for api in probe.first if probe.first[api].id and probe.first[api].id == again[api].id]
@@ -124,7 +124,7 @@ async def _streaming(probe: GatewayProbe) -> CheckResult:
 
 
 async def _tool_calls(probe: GatewayProbe) -> CheckResult:
-    """Whether a call is well-formed, and its result is taken in the next request."""
+    """Whether a call is well-formed, and its result is accepted in the next request."""
     made: list[str] = []
     none: list[str] = []
     broken: list[str] = []
@@ -158,7 +158,7 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
 
 
 async def _history(probe: GatewayProbe) -> CheckResult | None:
-    """Whether the second prompt has all of the first and of its reply: by ids where they are given, else by counts."""
+    """Whether the second prompt contains the first and its reply: by ids if available, else by counts."""
     if CHAT not in probe.first:
         return None
     ids = {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}
@@ -205,7 +205,7 @@ async def _logprobs(probe: GatewayProbe) -> CheckResult | None:
 
 
 async def _errors(probe: GatewayProbe) -> CheckResult:
-    """Whether what is wrong is refused with a client's error, in JSON."""
+    """Whether invalid requests are refused with a client error in JSON."""
     odd = []
     for api in probe.first:
         for what, body in (("broken JSON", b'{"model": '), ("no messages", {"model": probe.client.model})):
@@ -229,7 +229,7 @@ async def _keys(probe: GatewayProbe) -> CheckResult | None:
 
 
 async def _at_once(probe: GatewayProbe) -> CheckResult:
-    """Whether two requests at the same time both get a reply, as sub-agents need it."""
+    """Whether two simultaneous requests both get a reply, as sub-agents need."""
     api = next(iter(probe.first))
     asks = [probe.client.ask(api, [{"role": "user", "content": f"Say {word}."}]) for word in ("yes", "no")]
     replies = await asyncio.gather(*asks)

@@ -1,13 +1,13 @@
-"""Inference engines, one file or folder each, and how each is named on a command line."""
+"""Inference engines, one file or folder each, and their names on a command line."""
 
 from typing import NamedTuple
 
 
 class EngineKind(NamedTuple):
-    """An engine that a command line can name. It is imported when it is opened, so that its name costs nothing."""
+    """An engine that a command line can name. Its module is imported only when the engine is opened."""
 
-    spelling: str  # as a user types it; what is in brackets may be left out
-    opener: str  # what is called with the place, and with those of the options that are given: `module:name` below here
+    spelling: str  # as a user types it, with optional parts in brackets
+    opener: str  # `module:name` below this package, called with the place and the options
     options: tuple[str, ...] = ()
 
 

@@ -1,7 +1,7 @@
-"""Read what a hosted endpoint answers: a chat completion, in OpenAI's form or in what other servers make of it.
+"""Read a hosted endpoint's chat completion, in OpenAI's form or in other servers' variants of it.
 
-This is the one place that knows their oddities: arguments that are no text, content in parts, counts that are null,
-reasons that OpenAI does not have. What leaves it is ordinary, and nobody behind it looks again.
+Only this module handles their differences: arguments that are not text, content in parts, counts that are null,
+finish reasons that OpenAI does not have. Its results are in one form, which other modules need not check again.
 """
 
 import json
@@ -22,10 +22,10 @@ from rolltape.records.turn import NO_IDS, Finish, Ids, LogprobKind, TurnFlag
 
 _WORDS = ("id", "model", "system_fingerprint", "service_tier")
 _CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
-_BROKEN_OFF = frozenset({"abort", "error"})  # as SGLang and OpenRouter say of a reply that is none
+_BROKEN_OFF = frozenset({"abort", "error"})  # reasons of SGLang and OpenRouter for a failed reply
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _DETAILS = {"prompt_tokens_details": "cached_tokens", "completion_tokens_details": "reasoning_tokens"}
-_TEXTS = ("text", "content", "thinking", "reasoning", "summary", "refusal")  # where objects have their text
+_TEXTS = ("text", "content", "thinking", "reasoning", "summary", "refusal")  # keys under which objects have their text
 _THOUGHTS = frozenset({"thinking", "reasoning"})
 _DEEPEST = 8  # levels, of usage and of texts
 _LARGEST = 2**53
@@ -44,12 +44,12 @@ class _ChatChoice(msgspec.Struct):
     message: Any = None
     finish_reason: Any = None
     token_ids: list[int] | None = None
-    logprobs: msgspec.Raw = _NULL  # read where there are ids
+    logprobs: msgspec.Raw = _NULL  # read only if there are ids
     error: Any = None
 
 
 class ChatCompletion(msgspec.Struct):
-    """The body of an answer. Whatever an endpoint may get wrong is of any type, and is looked at one by one."""
+    """The body of an answer. Fields that endpoints may get wrong have any type, and are checked one by one."""
 
     choices: list[_ChatChoice] | None = None
     prompt_token_ids: list[int] | None = None
@@ -62,7 +62,7 @@ class ChatCompletion(msgspec.Struct):
 
     @property
     def failure(self) -> Any:
-        """The error that an answer of status 200 has instead of a reply; None: it has none."""
+        """The error that an answer of status 200 has instead of a reply, or None."""
         return self.error or (self.choices[0].error if self.choices else None)
 
 
@@ -71,7 +71,7 @@ _LOGPROBS = msgspec.json.Decoder(_Logprobs | None)
 
 
 def read_completion(data: bytes, where: str) -> tuple[ChatCompletion, bool]:
-    """An answer's body, and whether its text was repaired to be valid Unicode; EngineFault for what is none."""
+    """An answer's body, and whether invalid Unicode was repaired; raises EngineFault for an invalid body."""
     try:
         return _COMPLETION.decode(data), False
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -80,7 +80,7 @@ def read_completion(data: bytes, where: str) -> tuple[ChatCompletion, bool]:
 
 
 def _strict_json(data: bytes, where: str) -> tuple[bytes, bool]:
-    """JSON without lone surrogates and with null for numbers that are none, and whether text was repaired."""
+    """JSON without lone surrogates and with null for NaN and infinity, and whether text was repaired."""
     text = data.decode(errors="replace")
     try:
         value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
@@ -96,7 +96,7 @@ def _finite(digits: str) -> float | None:
 
 
 def generated(completion: ChatCompletion, where: str, *, repaired: bool) -> Generated:
-    """The reply of an answer; EngineFault where there is none."""
+    """The reply of an answer; raises EngineFault if there is none."""
     if not completion.choices:
         raise EngineFault(f"{where}: an answer without choices")
     choice = completion.choices[0]
@@ -122,7 +122,7 @@ def generated(completion: ChatCompletion, where: str, *, repaired: bool) -> Gene
 def _token_arrays(
     completion: ChatCompletion, choice: _ChatChoice, where: str
 ) -> tuple[Ids | None, Ids, npt.NDArray[np.float64] | None]:
-    """Ids of prompt and reply, and logprobs, of an endpoint that gives them (vLLM, if the agent asked for them)."""
+    """Ids of prompt and reply, and logprobs, if the endpoint returns them (vLLM, if the agent requested them)."""
     if completion.prompt_token_ids is None or choice.token_ids is None:
         return None, NO_IDS, None
     ids = sampled_ids(choice.token_ids, where)
@@ -133,7 +133,7 @@ def _token_arrays(
 
 
 def _finish(reason: Any, where: str) -> tuple[Finish, str | None]:
-    """How a reply ended, and the endpoint's own word for it. An unknown word is an end like any other."""
+    """How a reply ended, and the endpoint's own finish reason. An unknown reason counts as a normal end."""
     word = _word(reason)
     known = (word or "").lower()
     if known in _BROKEN_OFF:
@@ -142,9 +142,9 @@ def _finish(reason: Any, where: str) -> tuple[Finish, str | None]:
 
 
 def chat_form(message: Any) -> tuple[dict[str, Any], bool]:
-    """A reply in chat form, nulls left out and reasoning under one name; and whether a call of it could not be read.
+    """A reply in chat form, without nulls and with one name for reasoning; and whether a call could not be read.
 
-    Such a call is part of the text.
+    Such a call becomes part of the text.
     """
     given: dict[str, Any] = message if isinstance(message, dict) else {}
     content = given.get("content")
@@ -177,9 +177,9 @@ def _calls(message: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any] | None:
-    """A call of a function; one of a custom tool as one, too. None: it names no tool."""
+    """A call as a function call, also if it is of a custom tool; None if it names no tool."""
     custom = call.get("custom")
-    inner = custom if isinstance(custom, dict) else call.get("function", call)  # OpenAI's first form has no wrapper
+    inner = custom if isinstance(custom, dict) else call.get("function", call)  # OpenAI's oldest form has no wrapper
     name = inner.get("name") if isinstance(inner, dict) else None
     if not isinstance(name, str) or not name:
         return None
@@ -188,7 +188,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _arguments(function: dict[str, Any]) -> str:
-    """A call's arguments as a JSON text: some endpoints give the object itself, and nothing where a tool takes none."""
+    """A call's arguments as a JSON text; some endpoints send the object itself, or nothing for no arguments."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         return arguments if arguments.strip() else "{}"
@@ -201,7 +201,7 @@ def json_text(value: Any) -> str:
 
 
 def _text(value: Any, levels: int = _DEEPEST) -> str:
-    """The text of a value: of an object that which it has under a usual key, of a list that of its parts."""
+    """The text of a value. An object has it under one of the usual keys; the texts of a list are joined."""
     if isinstance(value, str):
         return value
     if not levels or value is None or isinstance(value, bool):
@@ -214,7 +214,7 @@ def _text(value: Any, levels: int = _DEEPEST) -> str:
 
 
 def _word(value: Any) -> str | None:
-    """A name; None: it is none."""
+    """A value as a name, or None if it is neither a text nor a number."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
@@ -245,7 +245,7 @@ def _keep_count(fields: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _cached_tokens(usage: dict[str, Any] | None) -> int | None:
-    """How much of the prompt the endpoint had cached, which is no more than the prompt."""
+    """How many tokens of the prompt the endpoint had cached; at most all of them."""
     usage = usage or {}
     cached: int | None = usage.get("prompt_tokens_details", {}).get("cached_tokens")
     return cached if cached is None else min(cached, usage.get("prompt_tokens", cached))

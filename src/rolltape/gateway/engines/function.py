@@ -1,4 +1,4 @@
-"""A function as an engine: whatever a training framework samples with, its own client for example."""
+"""A function as an engine, for example the client with which a training framework samples."""
 
 import asyncio
 import contextlib
@@ -34,17 +34,17 @@ class FunctionEngine:
 
         engine = FunctionEngine(sample, model="qwen3-8b", logprob_kind="after_temperature")
 
-    `wanted` is a `Generation`. These of its fields matter: `sampling` (temperature, top_p, top_k, seed, stop,
-    max_tokens, …; None: not decided, take the neutral value), `stop_ids`, `id` (unique), and `session` (requests of
-    one session share prefixes; route them to one server).
+    `wanted` is a `Generation`. Its important fields are `sampling` (temperature, top_p, top_k, seed, stop, max_tokens,
+    …; for None take the neutral value), `stop_ids`, `id` (unique), and `session` (requests of one session share
+    prefixes; route them to one server).
 
-    The function returns the sampled ids, the stop id included if it ended on one; a logprob for each, or None if there
-    are none; and "stop", "length" or "abort" (interrupted: the gateway goes on from these ids). To say more, such as
-    the weight version or routed experts, it returns a `Generated`. An exception is an error of the engine: the
-    request is tried again, and fails after three.
+    The function returns the sampled ids, including the stop id if it ended on one; a logprob for each, or None; and
+    "stop", "length" or "abort" (interrupted: the gateway continues from these ids). To report more, such as the weight
+    version or routed experts, it returns a `Generated`. An exception is an error of the engine: the request is
+    retried, and fails after three errors.
 
-    The function runs in the event loop in which the engine was made, so that it may use what belongs to that loop. Made
-    outside of one, it runs in the gateway's.
+    The function runs in the event loop in which the engine was made, so that it may use objects of that loop. If the
+    engine was made outside of a loop, the function runs in the gateway's.
     """
 
     token_faithful = True
@@ -68,11 +68,11 @@ class FunctionEngine:
             function: See above.
             name: For messages.
             model: The model's name in the record.
-            context: Tokens of prompt and reply together that it takes.
-            logprob_kind: Of which distribution the logprobs are: "raw", "after_temperature", "after_truncation".
+            context: The limit of tokens of prompt and reply together.
+            logprob_kind: The distribution of the logprobs: "raw", "after_temperature", "after_truncation".
             applies: The sampling parameters that the function applies. Agents are told which ones are ignored.
-            abort: Called with the `id` of a request that is to end now; the function then returns what was sampled so
-                far, with "abort". Without it the call is cancelled, and what it had sampled is lost.
+            abort: Called with the `id` of a request that must end now; the function then returns the ids sampled so
+                far, with "abort". Without it the call is cancelled, and its sampled ids are lost.
         """
         self.name = name
         self.applies = frozenset(applies)
@@ -81,7 +81,7 @@ class FunctionEngine:
         self._kind = None if logprob_kind is None else LogprobKind(logprob_kind)
         self._abort = abort
         self._running: dict[str, asyncio.Future[SampledReply | Generated]] = {}
-        self.loop: asyncio.AbstractEventLoop | None = None  # in which the function runs; None: the gateway's
+        self.loop: asyncio.AbstractEventLoop | None = None  # in which the function runs; None for the gateway's
         with contextlib.suppress(RuntimeError):
             self.loop = asyncio.get_running_loop()
 
@@ -94,7 +94,7 @@ class FunctionEngine:
         try:
             reply = await running
         except asyncio.CancelledError:
-            if wanted.id in self._running:  # it was cancelled from outside, not by `abort`
+            if wanted.id in self._running:  # cancelled from outside, not by `abort`
                 raise
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT)
         except Exception as error:
@@ -125,7 +125,7 @@ class FunctionEngine:
             running.cancel()
 
     def _call(self, function: Callable[[], Awaitable[T]]) -> "asyncio.Future[T]":
-        """Call a function of the engine's owner in the event loop where it belongs."""
+        """Call a function of the engine's owner in the engine's event loop."""
 
         async def call() -> T:
             return await function()

@@ -1,4 +1,4 @@
-"""HTTP to an engine: responses as bytes, failures as the errors of the engine protocol."""
+"""The HTTP client for engines: responses as bytes, failures as the errors of the engine protocol."""
 
 import asyncio
 import re
@@ -18,22 +18,22 @@ from rolltape.serving import describe_os_error
 _T = TypeVar("_T")
 
 CONNECT_TIMEOUT_S = 10.0
-ASK_TIMEOUT_S = 20.0  # for everything but a generation, which takes as long as it takes
-# uvicorn and llama.cpp drop an idle connection after 5 s; a request on one that is just being dropped would be lost.
+ASK_TIMEOUT_S = 20.0  # for everything but a generation, which has no limit here
+# uvicorn and llama.cpp close an idle connection after 5 s. A request on a closing connection would be lost.
 _KEEPALIVE_S = 3.0
 _SHOWN_CHARACTERS = 300
 _LONGEST_CODE = 80
-# What an engine's own message may say and no agent is to learn: URLs, IP addresses, hosts with a port, API keys.
+# Parts of an engine's message that no agent may see: URLs, IP addresses, hosts with a port, API keys.
 _ADDRESS_OR_KEY = re.compile(
     r"\b\w+://[^\s\"'<>),;]+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b|\b[\w-]+(?:\.[\w-]+)*:\d{2,5}\b"
     r"|\bBearer\s+\S+|\b(?:sk|rts|rta|pk|gsk|key|xai)-[\w*.-]{6,}"
 )
-# The routed experts of a hundred thousand tokens, which come in one event, have a third of this.
+# The routed experts of a hundred thousand tokens, which come in one event, need a third of this.
 MAX_EVENT_BYTES = 2**30
 
 
 class Connections:
-    """HTTP to one engine. The session is made in the event loop that first uses it."""
+    """HTTP connections to one engine. The session is made in the event loop that first uses it."""
 
     def __init__(self, url: str, name: str, *, api_key: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
@@ -48,7 +48,7 @@ class Connections:
         self._later: set[asyncio.Task[None]] = set()
 
     async def get(self, *paths: str) -> bytes:
-        """The answer of the first of these paths that the engine knows; EngineUnreachable if it does not answer."""
+        """The answer of the first of these paths that the engine knows; raises EngineUnreachable without an answer."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 for path in paths[:-1]:
@@ -63,19 +63,19 @@ class Connections:
             raise EngineUnreachable(str(error)) from None
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """The answer; there is no timeout."""
+        """The answer, without a timeout."""
         async with self._response("POST", path, body) as response:
             return await self._body(response, path)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The data of server-sent events as they come, without the last, `[DONE]`.
+        """Yield the data of server-sent events as they come, without the last, `[DONE]`.
 
-        Closing the generator closes the connection. Read to its end, the connection serves the next request.
+        Closing the generator closes the connection. If it is read to its end, the connection is reused.
         """
         async with self._response("POST", path, body) as response:
             if response.status >= 400:
                 await self._body(response, path)
-            parts: list[bytes] = []  # of a line that has not ended; joined once, since one may have a hundred megabytes
+            parts: list[bytes] = []  # of an incomplete line; joined once, since a line may have a hundred megabytes
             size = 0
             async for chunk in response.content.iter_any():
                 *lines, rest = chunk.split(b"\n")
@@ -143,7 +143,7 @@ class Connections:
         return body
 
     def fault(self, where: str, value: Any, *, status: int | None, retry_after_s: float | None = None) -> EngineFault:
-        """The error that an engine's body, or the `error` in it, describes. The engine's key is nowhere in it."""
+        """The error that an engine's body, or the `error` in it, describes. The engine's key is removed from it."""
         text, code = error_text(value), error_code(value)
         if self._api_key:
             text = text.replace(self._api_key, "…")
@@ -152,7 +152,7 @@ class Connections:
 
 
 def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
-    """An engine's JSON in its expected shape, or EngineFault."""
+    """Decode an engine's JSON; raises EngineFault if it does not have the expected shape."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -171,21 +171,21 @@ def error_text(value: Any) -> str:
 
 
 def error_code(value: Any) -> str | None:
-    """The word by which an error body calls its error; None: there is none."""
+    """The error code in an error body, or None."""
     error = value.get("error", value) if isinstance(value, dict) else None
     words = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
     return next((word[:_LONGEST_CODE] for word in words if isinstance(word, str) and word), None)
 
 
 def event_error(error: Any, where: str) -> EngineFault:
-    """The error in an event; one of the request itself, as a grammar that cannot be compiled, has a status."""
+    """The error in an event. An error of the request itself, such as an invalid grammar, has a status."""
     code = error.get("code") if isinstance(error, dict) else None
     refused = isinstance(code, int) and 400 <= code < 500
     return EngineFault(f"{where}: {error_text(error)}", status=code if refused else None)
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """The seconds that a Retry-After header asks to wait, given as such or as a date; None: it does not say."""
+    """The seconds to wait by a Retry-After header, which has a number or a date; None without one."""
     if value is None:
         return None
     if value.strip().isdecimal():
@@ -197,7 +197,7 @@ def _retry_after_s(value: str | None) -> float | None:
 
 
 def _body_value(body: bytes) -> Any:
-    """An error's body: the value of its JSON, else its text."""
+    """The body of an error: its JSON value, else its text."""
     with suppress(msgspec.DecodeError, RecursionError):
         return msgspec.json.decode(body)
     return body.decode(errors="replace")
@@ -209,24 +209,24 @@ def _short(text: str) -> str:
 
 
 class GrowingReply(Protocol):
-    """A reply of which events come one by one."""
+    """A reply that is built from events."""
 
     ids: list[int]
 
     @property
     def ended(self) -> bool:
-        """Whether the engine said how it ended."""
+        """Whether the engine has reported how it ended."""
 
     def add(self, data: bytes) -> list[int]:
-        """Take an event and return its new ids; EngineFault, and nothing of it is taken, where it makes no sense."""
+        """Add an event and return its new ids. Raises EngineFault for an invalid event, and then adds nothing."""
 
 
 class Contradiction(EngineFault):
-    """An event contradicts those before it, so that neither can be trusted."""
+    """An event contradicts earlier ones, so neither can be trusted."""
 
 
 class HttpEngine:
-    """What engines behind HTTP have in common. Most of them abort a generation when its connection closes."""
+    """What engines with an HTTP API have in common. Most abort a generation when its connection is closed."""
 
     def __init__(self, kind: str, url: str, api_key: str | None) -> None:
         self.name = f"{kind} {url}"
@@ -246,8 +246,8 @@ class HttpEngine:
     ) -> Generated:
         """Read a reply's events to their end, and pass on its ids as they come.
 
-        However the stream breaks, what came is kept: also before an event that makes no sense, ids were sampled.
-        `generated(True)` is the whole reply, `generated(False)` what came of one that broke off.
+        If the stream breaks, or an event is invalid, the ids before that are kept. `generated(True)` returns the
+        complete reply, `generated(False)` the part that was received.
         """
         try:
             await self._run(wanted.id, self._read(wanted, path, body, reply))
@@ -268,7 +268,7 @@ class HttpEngine:
                     if wanted.on_sampled is not None:
                         wanted.on_sampled(ids)
                     if len(reply.ids) > wanted.sampling.max_tokens:
-                        return  # it does not end by itself, and what came is too much already
+                        return  # too many ids already
         except EngineDied:
             if not reply.ended:
                 raise
@@ -276,7 +276,7 @@ class HttpEngine:
             raise EngineDied(f"{self.name}, generation {wanted.id}: its events ended before the reply did")
 
     async def _run(self, generation_id: str, work: Coroutine[None, None, _T]) -> _T | None:
-        """The work's result; None: it was aborted. Cancelling the caller ends the work too."""
+        """The result of `work`, or None if it was aborted. Cancelling the caller ends the work too."""
         task = asyncio.get_running_loop().create_task(work)
         self._in_flight[generation_id] = task
         try:

@@ -1,4 +1,4 @@
-"""The tiny engine behind the engine protocol: a small model in this process, with nothing to install or start."""
+"""The tiny engine with the engine protocol: a small model in this process, with nothing to install or start."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -17,16 +17,16 @@ from rolltape.tiny.sampling import MAX_SEED, TopLogprob
 
 
 def open_tiny(place: str, **options: Any) -> "InProcessEngine":
-    """The tiny engine with the model of a folder; "" is the shipped one."""
+    """The tiny engine with the model in a folder; "" is the shipped model."""
     folder = Path(place) if place else shipped_model()
     return InProcessEngine(TinyEngine(folder), model=folder.name, **options)
 
 
 class InProcessEngine:
-    """A TinyEngine, started at its first use and ended by `close`; with `running`, its owner does both."""
+    """A TinyEngine, started at its first use and ended by `close`. With `running`, its owner starts and ends it."""
 
     token_faithful = True
-    keeps_aborted = True  # `abort` gives what was sampled so far
+    keeps_aborted = True  # after `abort`, `generate` returns the ids sampled so far
     applies = frozenset({"temperature", "top_p", "top_k", "seed", "max_tokens", "stop", TOP_LOGPROBS})
     abilities = frozenset[Ability]()
     streams = True
@@ -82,7 +82,7 @@ class InProcessEngine:
             logprobs=reply.logprobs(self._kind),
             finish=reply.finish,
             stop_string=reply.stopped_by if isinstance(reply.stopped_by, str) else None,
-            # A request keeps the weights that it began with, so this is known exactly.
+            # A request keeps the weights that it began with, so both are the same.
             first_version=reply.version,
             last_version=reply.version,
             logprob_kind=self._kind,
@@ -97,7 +97,7 @@ class InProcessEngine:
         return top_side_arrays(listed, ids, wanted, where)
 
     def _partial(self, pieces: Sequence[Piece], wanted: Generation, where: str) -> Generated | None:
-        """What was sampled of a reply before its engine failed; None: nothing was."""
+        """The part of a reply that was sampled before its engine failed, or None."""
         ids = [token for piece in pieces for token in piece.ids]
         if not ids:
             return None
@@ -140,7 +140,7 @@ def _sampling(wanted: Generation) -> Sampling:
     return Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=None if asked.top_k in (None, -1) else asked.top_k,  # -1: all, as SGLang and vLLM say it
+        top_k=None if asked.top_k in (None, -1) else asked.top_k,  # -1 means all, as in SGLang and vLLM
         seed=None if asked.seed is None else asked.seed % (MAX_SEED + 1),
         max_tokens=asked.max_tokens,
         stop_ids=wanted.stop_ids,

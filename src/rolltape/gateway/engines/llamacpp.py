@@ -1,7 +1,7 @@
 """llama.cpp's server, `/completion`: ids in; ids and raw logprobs out.
 
-Not streamed: its stream leaves out every id whose text is not a whole character, while the whole answer has all
-ids. There, only the logprobs of those ids are missing.
+Replies are not streamed: a stream leaves out every id whose text is not a complete character. The complete answer has
+all ids, and only lacks the logprobs of those.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import NO_IDS, Finish, LogprobKind
 
-# Temperature first, as other engines have it; by default llama.cpp applies it last. All else is left out.
+# Temperature first, as in other engines; by default llama.cpp applies it last. Other samplers are left out.
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p")
-# The largest one stands for a random seed.
+# The largest value means a random seed.
 _SEEDS = 2**32 - 1
 _FINISHES = {"eos": Finish.STOP, "word": Finish.STOP_STRING, "limit": Finish.LENGTH}
 
@@ -58,9 +58,9 @@ _PROPS = msgspec.json.Decoder(_Props)
 
 
 class LlamaCppEngine(HttpEngine):
-    """One llama.cpp server. It reports no weight version, and of an aborted reply it gives nothing.
+    """One llama.cpp server. It reports no weight version, and returns nothing of an aborted reply.
 
-    It ends by itself on the model's own end-of-turn ids alone; at any other stop id the reply is cut here.
+    It stops only at the model's own end-of-turn ids; at any other stop id the reply is cut here.
     """
 
     token_faithful = True
@@ -95,7 +95,7 @@ def _body(wanted: Generation) -> dict[str, Any]:
         **fields,
         "top_k": wanted.sampling.top_k or 0,
         "samplers": _SAMPLERS,
-        "repeat_last_n": len(wanted.prompt_ids) + fields["n_predict"],  # all, in a form that every version takes
+        "repeat_last_n": len(wanted.prompt_ids) + fields["n_predict"],  # all, in a form that every version accepts
         "return_tokens": True,
         "n_probs": 1,
         "post_sampling_probs": False,
@@ -128,10 +128,9 @@ def _generated(wanted: Generation, answer: _Completion, where: str) -> Generated
 
 
 def placed(tokens: Sequence[int], entries: Sequence[_TokenLogprob], where: str) -> list[float | None]:
-    """The logprob of each token that certainly has one; None where entries are missing, or could be another's.
+    """The logprob of each token; None if its entry is missing, or could belong to another token.
 
-    Entries are in order, and an entry whose place counted from the left is its place counted from the right, too,
-    can be nowhere else.
+    Entries are in order. An entry is certain if its leftmost possible place is also its rightmost.
     """
     first = _places(tokens, [entry.id for entry in entries])
     last = _places(tokens[::-1], [entry.id for entry in reversed(entries)])
@@ -145,7 +144,7 @@ def placed(tokens: Sequence[int], entries: Sequence[_TokenLogprob], where: str) 
 
 
 def _places(tokens: Sequence[int], ids: Sequence[int]) -> list[int] | None:
-    """Where each of the ids is first found after the one before it; None: not all of them are."""
+    """The first place of each id after that of the previous one, or None if not all are found."""
     places: list[int] = []
     at = 0
     for wanted in ids:

@@ -1,10 +1,10 @@
 """Any OpenAI-compatible chat endpoint as an engine: messages in, a message out.
 
-Ids and logprobs are recorded where the endpoint gives them, as vLLM does for a request with `return_token_ids` and
-`logprobs`; else there are none, and nothing of the turn trains.
+Ids and logprobs are recorded if the endpoint returns them, as vLLM does for a request with `return_token_ids` and
+`logprobs`. Otherwise there are none, and the turn does not train.
 
-What nobody decided is left to the endpoint. A request whose body was kept (`ChatRequest.raw`) goes on as it came, with
-fields that nobody here knows. Any other request is written from its messages and tools.
+Sampling parameters that are not set are left to the endpoint. A request whose body was kept (`ChatRequest.raw`) is
+forwarded with its unknown fields. Any other request is written from its messages and tools.
 """
 
 from contextlib import suppress
@@ -26,21 +26,21 @@ _CALL_KEYS = ("id", "type", "function")
 _APPLIES = frozenset(
     {"temperature", "top_p", "seed", "max_tokens", "stop", "presence_penalty", "frequency_penalty"}
 )  # top_k and the others are not in OpenAI's API
-_NOT_PASSED_ON = frozenset({"stream", "stream_options", "n"})  # a reply is asked for whole, and by itself
+_NOT_PASSED_ON = frozenset({"stream", "stream_options", "n"})  # each request is for one reply, not streamed
 _OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-_LIMITS = ("max_completion_tokens", "max_tokens")  # in the order in which endpoints heed them
+_LIMITS = ("max_completion_tokens", "max_tokens")  # the first one has precedence at endpoints
 
 
 class OpenAITextEngine(HttpEngine):
-    """`url` is the base that OpenAI's own clients take, as in http://127.0.0.1:8000/v1.
+    """`url` is a base URL as for OpenAI's own clients, such as http://127.0.0.1:8000/v1.
 
-    `model`: the one to ask for; None: the one that the agent named. `limit_field`: some models want their limit as
-    `max_completion_tokens`; an agent's own word for it goes on as it is.
+    `model` is the model to request; None for the one that the agent named. `limit_field`: some models need
+    `max_completion_tokens`; the field that an agent used is kept.
     """
 
     token_faithful = False
     applies = _APPLIES
-    abilities = frozenset[Ability]()  # the endpoint is given the agent's own demands instead
+    abilities = frozenset[Ability]()  # the endpoint gets the agent's own demands instead
     streams = False
 
     def __init__(
@@ -51,7 +51,7 @@ class OpenAITextEngine(HttpEngine):
         self._limit_field = limit_field
 
     async def facts(self) -> EngineFacts:
-        with suppress(EngineFault):  # it is there, but does not list its models
+        with suppress(EngineFault):  # the endpoint answers, but does not list its models
             await self._http.get("/models")
         return EngineFacts(model=self._model)
 
@@ -83,7 +83,7 @@ class OpenAITextEngine(HttpEngine):
 
 
 def _as_it_came(raw: dict[str, Any], request: ChatRequest) -> dict[str, Any]:
-    """A body without the tools that its session may not use, and without what belongs to tools where none is left."""
+    """A body without the tools that its session forbids, and without the fields about tools if none is left."""
     allowed = {tool["function"]["name"] for tool in request.all_tools or ()}
     tools = [tool for tool in raw.get("tools") or () if tool[tool["type"]]["name"] in allowed]
     body = {name: value for name, value in raw.items() if name not in _NOT_PASSED_ON}
@@ -95,14 +95,14 @@ def _as_it_came(raw: dict[str, Any], request: ChatRequest) -> dict[str, Any]:
 
 
 def _names(choice: dict[str, Any]) -> set[str]:
-    """The tools that a `tool_choice` names: one, or a list of those that are allowed."""
+    """The tools that a `tool_choice` names: one, or a list of allowed ones."""
     inner = choice.get(choice["type"], choice)
     named = [tool.get(tool["type"], tool) for tool in inner.get("tools") or ()] or [inner]
     return {one["name"] for one in named if "name" in one}
 
 
 def _status(error: Any) -> int | None:
-    """The HTTP status that an error within an answer stands for; None: it does not say."""
+    """The HTTP status in an error within an answer, or None."""
     codes = (error.get("code"), error.get("status")) if isinstance(error, dict) else ()
     return next((code for code in codes if isinstance(code, int) and 400 <= code < 600), None)
 

@@ -14,7 +14,7 @@ from rolltape.tiny import shipped_model
 
 
 def parse_spec(spec: str) -> tuple[str, str]:
-    """The kind of engine in a text such as `sglang:URL`, and its place; EngineError if it names none."""
+    """Parse a text such as `sglang:URL` into the kind of engine and its place; raises EngineError for unknown kinds."""
     kind, _, place = spec.partition(":")
     if kind == "embedded":
         warnings.warn("the engine `embedded` is now `tiny`", DeprecationWarning, stacklevel=3)
@@ -25,9 +25,9 @@ def parse_spec(spec: str) -> tuple[str, str]:
 
 
 def open_engine(spec: str, **options: Any) -> Engine:
-    """The engine that a text names; EngineError where the text, or an option beside it, makes no sense.
+    """Open the engine that a text names; raises EngineError for an invalid text or option.
 
-    The options are those of `open_engines`; one that is None is left to the engine. Nothing is connected to yet.
+    The options are those of `open_engines`; for None the engine's default applies. No connection is made yet.
     """
     kind, place = parse_spec(spec)
     _, opener, takes = ENGINE_KINDS[kind]
@@ -48,9 +48,9 @@ def open_engines(
     routed_experts: bool = False,
     kept_ids: bool = False,
 ) -> list[Engine]:
-    """Engines that serve the same model; the key is for those at an address, the model's name for those that take one.
+    """Open engines that serve the same model. Engines at an address get the key, engines with that option the model.
 
-    The other options are for each of them, and an error where one does not take it.
+    The other options apply to each engine, and are an error for an engine without them.
     """
     return [
         open_engine(
@@ -66,6 +66,6 @@ def open_engines(
 
 
 def tiny_folder(specs: Sequence[str]) -> Path | None:
-    """The folder of the first tiny engine, whose tokenizer is the model's; None: there is none."""
+    """The folder of the first tiny engine, which has the model's tokenizer, or None without such an engine."""
     places = [place for kind, place in map(parse_spec, specs) if kind == "tiny"]
     return (Path(places[0]) if places[0] else shipped_model()) if places else None

@@ -1,6 +1,6 @@
-"""Several engines as one, and the gate that holds generations back while weights change.
+"""A pool of engines, and the gate that holds back generations while weights change.
 
-Each session stays with one engine. An engine that is down is skipped until it answers. Once weights were handed over,
+Each session stays with one engine. An engine that is down is skipped until it answers. If the pool was given weights,
 an engine that comes back with other weights, as after a restart, loads them before it gets turns.
 """
 
@@ -21,7 +21,7 @@ log = logging.getLogger("rolltape.engines")
 
 _FIRST_PROBE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
-_WATCH_S = 5.0  # less than a restart takes
+_WATCH_S = 5.0  # shorter than a restart
 
 Interrupt = Callable[[], Awaitable[None]]
 
@@ -32,12 +32,12 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     up: bool
     sessions: int
-    facts: EngineFacts | None  # as last heard; None: it has not answered yet
-    error: str | None  # the last one; None: there was none since it came up
+    facts: EngineFacts | None  # as last reported; None if it has not answered yet
+    error: str | None  # the last one, or None if there was none since it came up
 
 
 class LoadedWeights(NamedTuple):
-    """Weights that all engines are to have."""
+    """Weights that all engines must have."""
 
     folder: str
     version: str
@@ -53,14 +53,14 @@ class _Member:
         self.error: str | None = None
         self.probe: asyncio.Task[None] | None = None
         self.loading = asyncio.Lock()
-        self.tells_version = False  # it has said that it has the weights that were handed over
+        self.tells_version = False  # it has reported the version of the current weights
 
 
 class EnginePool:
-    """Engines that serve the same model. It asks them for `facts`, and to load weights."""
+    """Engines that serve the same model."""
 
     def __init__(self, engines: Sequence[Engine], limit: RequestLimit | None = None) -> None:
-        """`limit` holds for each engine by itself."""
+        """`limit` applies to each engine separately."""
         if not engines:
             raise EngineError("a pool of no engines; give at least one")
         self._members = [_Member(engine, limit or RequestLimit()) for engine in engines]
@@ -70,7 +70,7 @@ class EnginePool:
         self._in_flight: dict[str, Interrupt] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self.weights: LoadedWeights | None = None  # None: none were handed over, or others may have come since
+        self.weights: LoadedWeights | None = None  # None if none were given, or if others may have been loaded since
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -79,12 +79,12 @@ class EnginePool:
 
     @property
     def applies(self) -> frozenset[str]:
-        """The sampling parameters that all of them apply."""
+        """The sampling parameters that all engines apply."""
         return frozenset.intersection(*(member.engine.applies for member in self._members))
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The ways of constraining a reply that all of them have."""
+        """The abilities for constraints that all engines have."""
         return frozenset.intersection(*(member.engine.abilities for member in self._members))
 
     @property
@@ -93,17 +93,17 @@ class EnginePool:
 
     @property
     def context(self) -> int | None:
-        """The smallest context length of any engine; None: none is known."""
+        """The smallest known context length of the engines, or None."""
         contexts = [member.facts.context for member in self._members if member.facts is not None]
         return min((context for context in contexts if context is not None), default=None)
 
     async def look(self) -> list[EngineHealth]:
-        """Ask every engine for its facts; one that does not answer is set aside."""
+        """Ask every engine for its facts; one that does not answer counts as down."""
         await asyncio.gather(*(self._look_at(member) for member in self._members))
         return self.health()
 
     def pick(self, session: str) -> Engine:
-        """The session's engine, or else the one with the fewest sessions; EngineUnreachable if all are down."""
+        """The session's engine, else the one with the fewest sessions; raises EngineUnreachable if all are down."""
         member = self._of_session.get(session)
         if member is not None and member.up:
             return member.engine
@@ -114,7 +114,7 @@ class EnginePool:
         return self._give(session, up)
 
     def move(self, session: str) -> bool:
-        """Give a session another engine, since its own refuses; false: no other one is up."""
+        """Assign a session to another engine, since its own refuses. Return False if no other one is up."""
         others = [one for one in self._members if one.up and one is not self._of_session.get(session)]
         return bool(others) and self._give(session, others) is not None
 
@@ -133,8 +133,8 @@ class EnginePool:
 
     @asynccontextmanager
     async def turn(self, session: str, left: asyncio.Event) -> AsyncIterator[bool]:
-        """Wait until the session's engine may be asked, inside the block. False: the caller has left meanwhile."""
-        with suppress(EngineUnreachable):  # raised again when the engine is asked
+        """Wait until the session's engine may be called inside the block. Yields False if the clients have left."""
+        with suppress(EngineUnreachable):  # raised again when the engine is called
             self.pick(session)
         member = self._of_session.get(session)
         if member is None or member.queue is None:
@@ -144,7 +144,7 @@ class EnginePool:
             yield is_awaited
 
     def failed(self, engine: Engine, error: EngineError) -> None:
-        """Note an engine's error. One that is gone is set aside at once; any other is probed."""
+        """Record an engine's error. An unreachable engine counts as down at once; after another error it is probed."""
         member = next(one for one in self._members if one.engine is engine)
         member.error = str(error)
         if isinstance(error, EngineUnreachable | EngineDied):
@@ -158,16 +158,16 @@ class EnginePool:
 
     @property
     def in_flight(self) -> int:
-        """How many generations run."""
+        """The number of running generations."""
         return len(self._in_flight)
 
     async def opened(self, left: asyncio.Event) -> None:
-        """Wait until generating is allowed, or until the caller has left."""
+        """Wait until generating is allowed, or until the clients have left."""
         while self.paused and not left.is_set():
             await done_before(self._open.wait(), left)
 
     def begin(self, generation: str, interrupt: Interrupt) -> None:
-        """Note that a generation runs; `interrupt` ends it with what was sampled so far."""
+        """Register a running generation; `interrupt` ends it with the ids sampled so far."""
         self._in_flight[generation] = interrupt
         self._idle.clear()
 
@@ -177,7 +177,7 @@ class EnginePool:
             self._idle.set()
 
     async def pause(self) -> int:
-        """Hold new generations and interrupt those in flight. Returns how many, once the engines have ended them."""
+        """Hold new generations and interrupt running ones. Return their number, once the engines have ended them."""
         self._open.clear()
         interrupts = list(self._in_flight.values())
         await asyncio.gather(*(interrupt() for interrupt in interrupts))
@@ -185,13 +185,13 @@ class EnginePool:
         return len(interrupts)
 
     def resume(self) -> None:
-        """Let generations go on."""
+        """Allow generations again."""
         self._open.set()
 
     async def load(self, weights: LoadedWeights) -> list[EngineError]:
-        """Have all engines load weights; the errors of those that could not.
+        """Have all engines load weights. Return the errors of those that could not.
 
-        One that is down loads them when it answers, unless all are.
+        An engine that is down loads them when it answers again; if all are down, their errors are returned.
         """
         self.keep(weights)
         errors = [error for error in await asyncio.gather(*map(self._load_noting, self._members)) if error is not None]
@@ -200,7 +200,7 @@ class EnginePool:
         return [error for error in errors if not isinstance(error, EngineUnreachable)]
 
     def keep(self, weights: LoadedWeights) -> None:
-        """Remember the weights that engines have now; one that comes back without them loads them."""
+        """Set the weights that engines have now; an engine that comes back without them loads them."""
         self.weights = weights
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
@@ -223,7 +223,7 @@ class EnginePool:
                 await member.engine.load_weights(*self.weights)
 
     async def forget_weights(self) -> None:
-        """Stop loading the weights handed over before: somebody else may change weights from now on."""
+        """Stop loading the weights given before, since another program may change weights from now on."""
         self.weights = None
         for member in self._members:
             async with member.loading:
@@ -262,7 +262,7 @@ class EnginePool:
             member.probe = None
 
     async def _watch(self) -> None:
-        """Check engines now and then, so that one that restarts while it is idle is noticed."""
+        """Check engines every few seconds, to notice a restart of an idle one."""
         while True:
             await asyncio.sleep(_WATCH_S)
             if self.weights is not None and not self.paused:
@@ -291,7 +291,7 @@ class EnginePool:
         return True
 
     def _has_other_weights(self, member: _Member, facts: EngineFacts) -> bool:
-        """Whether an engine may have restarted since it was given weights: it was down, or says another version."""
+        """Whether an engine may have restarted since it loaded weights: it was down, or reports another version."""
         if self.weights is None or facts.version == self.weights.version:
             return False
         return not member.up or member.tells_version

@@ -1,4 +1,4 @@
-"""Replay the turns of a recorded rollout or session as an engine; a prompt that departs from them is an error."""
+"""An engine that replays the turns of a recorded rollout or session; a prompt that departs from them is an error."""
 
 import os
 from typing import Any
@@ -15,12 +15,12 @@ from rolltape.tape.run import read
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """The first request that was not the recorded one."""
+    """The first request that differs from the recorded one."""
 
-    turn: str | None  # the recorded one that it was held against; None: all had been given already
+    turn: str | None  # the recorded turn that it was compared with; None if all were used up
     request: int  # counted from 0
-    message: int | None  # the first that differs; None: the messages are equal
-    token: int | None  # the first id that differs; None: the ids are equal, or one of the two has none
+    message: int | None  # the first that differs; None if the messages are equal
+    token: int | None  # the first id that differs; None if the ids are equal, or one side has none
     text: str
 
 
@@ -35,17 +35,17 @@ def open_replay(place: str) -> "ReplayEngine":
 class ReplayEngine:
     """Answers each request with the recorded turn of the same prompt, equal turns in their order.
 
-    `which` is a rollout's id (its latest try), or a session's. With `go_on`, a request that departs is answered with
-    the next turn all the same; otherwise it is an EngineFault. Either way `departure` tells of the first.
+    `which` is the id of a rollout (its latest try) or of a session. With `go_on`, a request that departs is answered
+    with the nearest turn; otherwise it is an EngineFault. Either way `departure` describes the first one.
     """
 
-    applies = frozenset(SamplingParams.__struct_fields__)  # whatever was applied when it was recorded
-    abilities = frozenset(Ability)  # a turn says whether it was constrained when it was recorded
+    applies = frozenset(SamplingParams.__struct_fields__)  # a recorded turn had its own parameters
+    abilities = frozenset(Ability)  # a recorded turn has its own constraint flag
     streams = False
 
     def __init__(self, run: str | os.PathLike[str], which: str, *, go_on: bool = False) -> None:
         self.name = f"replay {os.fspath(run)}#{which}"
-        # A turn that failed has no reply. Where its client asked again, that turn follows.
+        # A failed turn has no reply. If its client retried, the turn of the retry follows.
         self._left = [turn for turn in _turns(run, which) if turn.facts.finish is not Finish.ERROR]
         if not self._left:
             raise NoSuchRollout(f"{self.name}: no turns are recorded there")
@@ -80,7 +80,7 @@ class ReplayEngine:
         pass
 
     def _recorded(self, wanted: Generation) -> Turn | None:
-        """The first turn left whose prompt has these ids, or where there are none to compare, these messages."""
+        """The first remaining turn whose prompt has these ids, or, without ids to compare, these messages."""
         ids = wanted.prompt_ids
         for turn in self._left:
             if len(ids) and len(turn.prompt_tokens) == len(ids) and (turn.prompt_ids == ids).all():
@@ -92,7 +92,7 @@ class ReplayEngine:
         return None
 
     def _nearest(self, wanted: Generation) -> Turn | None:
-        """The turn left that shares the most with the request; of equals the first."""
+        """The remaining turn that shares the most with the request; of equals the first."""
         asked = _digests(wanted)
 
         def shared(turn: Turn) -> tuple[int, int]:

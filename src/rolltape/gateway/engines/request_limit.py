@@ -1,4 +1,4 @@
-"""Limits of requests to one engine or judge: how many at a time, and how many begin in a minute."""
+"""Limits of requests to one engine or judge: how many at a time, and how many per minute."""
 
 import asyncio
 import time
@@ -12,10 +12,10 @@ _MINUTE_S = 60.0
 
 
 class RequestLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many requests an engine or a judge gets."""
+    """The limits of requests to an engine or a judge."""
 
-    at_once: int | None = None  # None: any number
-    per_minute: float | None = None  # that begin, evenly spaced; None: any number
+    at_once: int | None = None  # None for any number
+    per_minute: float | None = None  # evenly spaced; None for any number
 
     def __post_init__(self) -> None:
         if self.at_once is not None and not self.at_once >= 1:
@@ -25,7 +25,7 @@ class RequestLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RequestQueue:
-    """Lets requests begin in the order in which they came, each as soon as the limit allows it."""
+    """Starts requests in their order, each as soon as the limit allows it."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class RequestQueue:
 
     @asynccontextmanager
     async def turn(self, left: asyncio.Event | None = None) -> AsyncIterator[bool]:
-        """Wait for the turn of a request, which is made inside the block. False: its caller has left meanwhile."""
+        """Wait until a request may be made inside the block. Yields False if its caller has left meanwhile."""
         if self._slots is None:
             yield await self._spaced(left)
             return
@@ -64,7 +64,7 @@ class RequestQueue:
 
 
 async def done_before(work: Awaitable[Any], left: asyncio.Event | None) -> bool:
-    """Whether something was done before a caller left. If the caller leaves, it is cancelled."""
+    """Return whether `work` was done before the caller left. If the caller leaves, the work is cancelled."""
     if left is None:
         await work
         return True

@@ -1,4 +1,4 @@
-"""Sampling parameters as engines take them over HTTP, and what they return as arrays."""
+"""Sampling parameters in engines' HTTP requests, and their results as arrays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.request import SamplingParams
 from rolltape.records.turn import NO_IDS, Finish, Ids, Turn
 
-# For what nobody decided. All of it is always sent, so that it is known what was applied: engines' own defaults are not
-# neutral (vLLM takes the model's generation_config, llama.cpp has top_k 40 and min_p 0.05).
+# For parameters that are not set. All are always sent, so that the applied values are known: engines' own defaults are
+# not neutral (vLLM takes the model's generation_config, llama.cpp has top_k 40 and min_p 0.05).
 _NEUTRAL = SamplingParams(
     temperature=1.0,
     top_p=1.0,
@@ -25,11 +25,11 @@ _NEUTRAL = SamplingParams(
 
 _MAX_ID = 2**31 - 1
 
-FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}  # in SGLang's and vLLM's words
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}  # finish reasons of SGLang and vLLM
 
 
 def parse_finish(reason: str | None, known: Mapping[str, Finish], where: str) -> Finish:
-    """The finish that an engine's word stands for; EngineFault for any other word."""
+    """The finish for an engine's finish reason; raises EngineFault for an unknown one."""
     finish = known.get(reason or "")
     if finish is None:
         raise EngineFault(f"{where}: it ended for the reason {reason!r}; known are {', '.join(known)}")
@@ -37,19 +37,19 @@ def parse_finish(reason: str | None, known: Mapping[str, Finish], where: str) ->
 
 
 def sampling_fields(sampling: SamplingParams, **names: str) -> dict[str, Any]:
-    """All sampling parameters for a request's body; `names`: what the engine calls them where it has its own word."""
+    """All sampling parameters for a request's body; `names` has the engine's own names of parameters."""
     given = sampling.over(_NEUTRAL).to_dict()
     return {names.get(name, name): value for name, value in given.items() if value != []}
 
 
 def truncates(sampling: SamplingParams) -> bool:
-    """Whether ids are cut off before one is sampled, by top-p, top-k or min-p."""
+    """Whether top-p, top-k or min-p exclude ids from sampling."""
     applied = sampling.over(_NEUTRAL)
     return applied.top_p != 1 or (applied.top_k or -1) > 0 or bool(applied.min_p)
 
 
 def sampled_ids(ids: Sequence[int], where: str) -> Ids:
-    """Ids as an array; EngineFault for what no vocabulary has."""
+    """Ids as an array; raises EngineFault for an id that no vocabulary has."""
     if not ids:
         return NO_IDS
     if min(ids) < 0 or max(ids) > _MAX_ID:
@@ -61,7 +61,7 @@ def sampled_ids(ids: Sequence[int], where: str) -> Ids:
 
 
 def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> npt.NDArray[np.float64]:
-    """One logprob per id, NaN where the engine gave none; EngineFault where they do not belong together."""
+    """One logprob per id, NaN where the engine returned none; raises EngineFault if the counts differ."""
     if len(logprobs) != len(ids):
         raise EngineFault(f"{where}: {len(ids)} sampled ids but {len(logprobs)} logprobs")
     array = np.array(logprobs, dtype=np.float64)  # None becomes NaN
@@ -76,9 +76,9 @@ def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> 
 def top_side_arrays(
     tops: Sequence[Sequence[tuple[int, float | None]]], ids: Ids, wanted: Generation, where: str
 ) -> dict[str, Any]:
-    """The most likely ids at each place, best first, with their logprobs. A place with fewer has -1 and NaN.
+    """The most likely ids at each place, best first, with their logprobs. Missing entries are -1 and NaN.
 
-    The names have their number, since rows of a side array have one length in all turns.
+    The names contain the count, since the rows of a side array have the same length in all turns.
     """
     count = wanted.top_logprobs
     if not count:
@@ -98,7 +98,7 @@ def top_side_arrays(
 
 
 def sampled_tops(turn: Turn, count: int) -> list[list[tuple[int, float]]]:
-    """The most likely ids that a turn recorded beside each sampled one; empty lists where it has none."""
+    """The most likely ids that a turn recorded for each sampled one; empty lists if it has none."""
     tops: list[list[tuple[int, float]]] = [[] for _ in turn.sampled_ids]
     ids, logprobs = turn.side.get(f"top_{count}_ids"), turn.side.get(f"top_{count}_logprobs")
     if ids is None or logprobs is None:

@@ -1,6 +1,6 @@
-"""A constraint as the structural tag that SGLang and vLLM take: xgrammar's words for text, tags and schemas.
+"""Write a constraint as a structural tag for SGLang and vLLM: xgrammar's format for text, tags and schemas.
 
-Thinking is part of the tag. So it holds from the first token on, and no server has to know where thinking ends.
+Thinking is part of the tag. So the tag applies from the first token on, and no server has to know where thinking ends.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _LINE_BREAKS: Format = {"type": "regex", "pattern": "\\n{0,2}"}  # as models wri
 
 
 def structural_tag(constraint: Constraint) -> str:
-    """The tag as JSON, for a constraint that is more than a schema."""
+    """The tag as JSON, for a constraint that is not only a schema."""
     answer = _answer(constraint)
     if not constraint.free_text and constraint.thinking is not Thinking.OFF:
         answer = _sequence(_LINE_BREAKS, answer)
@@ -32,7 +32,7 @@ def structural_tag(constraint: Constraint) -> str:
 
 
 def _answer(constraint: Constraint) -> Format:
-    """What follows thinking."""
+    """The format of what follows thinking."""
     if constraint.free_text:
         return _free_text(constraint)
     answers: list[Format] = []
@@ -44,7 +44,7 @@ def _answer(constraint: Constraint) -> Format:
 
 
 def _free_text(constraint: Constraint) -> Format:
-    """Any text; where a call begins, it is one of these."""
+    """Any text, in which each call must be one of the constraint's."""
     assert constraint.form is not None
     trigger = constraint.form.begin.split("\n")[0]
     tags = _tags(constraint)

@@ -1,7 +1,7 @@
-"""vLLM's `/v1/completions` with ids as prompt, streamed: ids and logprobs out as they are sampled.
+"""vLLM's `/v1/completions` with ids as prompt: it streams ids and logprobs.
 
-Its `/inference/v1/generate` gives the same, but only on servers started for it. Streamed, because vLLM aborts a
-request when its connection closes, and what had been sampled until then would else be lost.
+`/inference/v1/generate` returns the same, but only on servers started for it. Replies are streamed because vLLM aborts
+a request when its connection is closed, and the ids sampled until then would otherwise be lost.
 """
 
 from typing import Any
@@ -24,11 +24,11 @@ from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint
 from rolltape.records.turn import Finish, LogprobKind
 
-_NO_SUCH_ROUTE = frozenset({404, 405})  # of a server that is not in development mode, or older
+_NO_SUCH_ROUTE = frozenset({404, 405})  # from a server that is older, or not in development mode
 
-# vLLM writes this where it has no logprob, since JSON has no infinity.
+# vLLM writes this for a missing logprob, since JSON has no infinity.
 _NO_LOGPROB = -9999.0
-_TOKEN_ID = "token_id:"  # before an id where a token's text would be
+_TOKEN_ID = "token_id:"  # before an id in place of a token's text
 
 
 class _Logprobs(msgspec.Struct):
@@ -55,11 +55,11 @@ class _StreamEvent(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_StreamEvent)
 _WEIGHT_INFO = msgspec.json.Decoder(_WeightInfo)
-_UNNAMED = "default"  # what vLLM calls weights that nobody gave a version
+_UNNAMED = "default"  # vLLM's version of weights without a version
 
 
 class _VllmReply:
-    """A reply as it grows; without a finish it was aborted, or broke off."""
+    """A growing reply; without a finish it was aborted or interrupted."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -100,17 +100,17 @@ class _VllmReply:
 
 
 class VllmEngine(HttpEngine):
-    """One vLLM server. Replies carry no weight version; a server in development mode reports its current one.
+    """One vLLM server. Replies have no weight version; a server in development mode reports its current one.
 
-    `logprob_kind`: raw, unless the server was started with another --logprobs-mode, which it does not say.
-    `model`: as served; None takes the first that the server names.
+    `logprob_kind`: raw, unless the server was started with another --logprobs-mode, which it does not report.
+    `model`: the served name; None for the first model that the server lists.
     """
 
     token_faithful = True
-    keeps_aborted = True  # `abort` gives what was sampled so far
+    keeps_aborted = True  # after `abort`, `generate` returns the ids sampled so far
     applies = frozenset(SamplingParams.__struct_fields__) | {TOP_LOGPROBS}
-    # With a reasoning parser the server holds a constraint back until thinking has ended, without one it does not, and
-    # it does not say which. So thinking that the prompt has begun, and that a reply ends, cannot be written for both.
+    # With a reasoning parser, the server applies a constraint only after thinking; without one, from the start. It does
+    # not report which, so no constraint works for both if the prompt has begun the thinking.
     abilities = frozenset({Ability.JSON_SCHEMA, Ability.STRUCTURAL_TAGS})
     streams = True
 
@@ -125,7 +125,7 @@ class VllmEngine(HttpEngine):
         super().__init__("vllm", url, api_key)
         self._model = model
         self._kind = logprob_kind
-        self._tells_version = True  # until it does not know the route
+        self._tells_version = True  # until the server answers that it has no such route
 
     async def facts(self) -> EngineFacts:
         await self._http.get("/health")
@@ -161,7 +161,7 @@ class VllmEngine(HttpEngine):
 
     async def load_weights(self, folder: str, version: str) -> None:
         try:
-            await self._http.post("/pause", b"")  # it ends the replies of other clients too, and forgets all prefixes
+            await self._http.post("/pause", b"")  # also ends replies of other clients, and drops the prefix cache
         except EngineFault as error:
             if error.status not in _NO_SUCH_ROUTE:
                 raise
@@ -183,7 +183,7 @@ class VllmEngine(HttpEngine):
             "stop_token_ids": wanted.stop_ids,
             "skip_special_tokens": False,
             "include_stop_str_in_output": True,
-            "logprobs": wanted.top_logprobs,  # 0: of the sampled id alone
+            "logprobs": wanted.top_logprobs,  # 0: only of the sampled id
             **({"return_tokens_as_token_ids": True} if wanted.top_logprobs else {}),
             "return_token_ids": True,
             "stream": True,
@@ -206,7 +206,7 @@ class VllmEngine(HttpEngine):
 
 
 def _top(given: dict[str, float]) -> list[tuple[int, float]]:
-    """The ids beside a sampled one, best first. The sampled one is among them, also where it is less likely."""
+    """The most likely ids, best first. The sampled id is always among them, even if it is less likely."""
     by_id = {int(name.removeprefix(_TOKEN_ID)): value for name, value in given.items() if name.startswith(_TOKEN_ID)}
     return sorted(((token, value) for token, value in by_id.items()), key=lambda one: (-one[1], one[0]))
 

@@ -1,4 +1,4 @@
-"""The prompts of one model folder: render or extend messages to ids, and parse replies."""
+"""The prompts of one model folder: render messages to ids, extend held ids, and parse replies."""
 
 import re
 from collections.abc import Sequence
@@ -39,13 +39,13 @@ Retention = Literal["template", "tool_cycle", "all"]
 Messages = Sequence[dict[str, Any]]
 
 _TOOL_CYCLE = "tool_cycle"  # thinking is kept until the next user message
-# Any family's mark of thinking. A text that merely speaks of it is treated as thinking, which costs time and no more.
+# Any family's mark of thinking. If a text only mentions it, this costs time and nothing else.
 _THINKING = re.compile(r"<\|?/?(?:think|thought|channel)|◁/?think")
 _PROMPT_END = 64  # ids: more than any family's generation prompt
 
 
 class ChatPrompts:
-    """Renders, bridges and parses for one model. Made once; then nothing of it changes, and threads share it."""
+    """Renders, bridges and parses for one model. It does not change, so threads may share it."""
 
     def __init__(
         self,
@@ -56,9 +56,10 @@ class ChatPrompts:
         thinking_retention: Retention | None = None,
         special_text: SpecialText | str = SpecialText.PASS,
     ) -> None:
-        """For a model folder, or its tokenizer.json; `renderer` None finds one that renders as its chat template.
+        """Load the prompts of a model folder, or of its tokenizer.json.
 
-        `thinking` None leaves it to the model's template, as does `thinking_retention` None.
+        With `renderer` None, one is found that renders as the chat template does. With `thinking` or
+        `thinking_retention` None, the model's template decides.
         """
         folder = Path(folder)
         self._special_text = SpecialText(special_text)
@@ -71,7 +72,7 @@ class ChatPrompts:
         self._renderers = {
             on: make(choice.name, tokenizer, **choice.options, **kept, **self._switch(on)) for on in settings
         }
-        # These also bridge over user messages, which is right where there is no thinking to drop.
+        # These also bridge over user messages, which is correct if there is no thinking to drop.
         self._keeping = {
             on: make(choice.name, tokenizer, **choice.options, **self._switch(on), thinking_retention="all")
             for on, renderer in self._renderers.items()
@@ -85,10 +86,10 @@ class ChatPrompts:
         self._thinks_by_default = getattr(by_default.config, choice.thinking_option or "", None)
         self._folds = not takes_system_anywhere(by_default, tokenizer)
         self.folder = tokenizer.name_or_path
-        self.tool_ids_matter = renders_call_ids(by_default)  # they are part of the prompt, and may be sampled
-        self.warning = choice.warning  # to be shown when the gateway starts; None: all is well
+        self.tool_ids_matter = renders_call_ids(by_default)  # ids of calls are part of the prompt, and may be sampled
+        self.warning = choice.warning  # shown when the gateway starts, or None
         self.renderer = f"{choice.name} (renderers {version()})"
-        self.vocabulary: int | None = tokenizer.vocabulary  # one more than the largest id; None: it has no tokens
+        self.vocabulary: int | None = tokenizer.vocabulary  # one more than the largest id; None without token ids
         self.spell = tokenizer.spell
         self.stop_ids = tuple(by_default.get_stop_token_ids())
         self._split_rules = find_split_rules(choice.name, tokenizer, self.stop_ids)
@@ -98,23 +99,23 @@ class ChatPrompts:
 
     @property
     def switches_thinking(self) -> bool:
-        """Whether a request may turn thinking on or off; false: the model's template has no such switch."""
+        """Whether the model's template has a switch by which a request can turn thinking on or off."""
         return self._choice.thinking_option is not None
 
     @property
     def thinking_kept(self) -> str:
-        """How long earlier thinking stays in prompts: `tool_cycle`, `all`, or as the renderer calls it."""
+        """How long earlier thinking stays in prompts: `tool_cycle`, `all`, or another value of the renderer."""
         return str(self._renderers[None].effective_thinking_retention)
 
     def compare_with_template(self) -> TemplateMatch | None:
-        """How the renderer compares with the folder's own template; None: the folder has none, or it renders itself."""
+        """Compare the renderer with the folder's own template; None if there is no template, or it is the renderer."""
         if self._tokenizer.template is None or self._choice.name == DEFAULT:
             return None
         renderer = make(self._choice.name, self._tokenizer, **self._choice.options)
         return compare_with_template(renderer, self._tokenizer)
 
     def describe(self) -> str:
-        """One line that says which renderer makes the prompts, and why."""
+        """One line that names the renderer of the prompts and why it was chosen."""
         thinking = {None: "as the template has it", True: "on", False: "off"}[self._thinking]
         return (
             f"prompts by {self.renderer}: {self._choice.why}; thinking {thinking}, "
@@ -123,19 +124,19 @@ class ChatPrompts:
         )
 
     def template_options(self, thinking: bool | None) -> dict[str, Any]:
-        """The options of a prompt that differ from the model's defaults. They are recorded, and part of its root."""
+        """The options of a prompt that differ from the model's defaults. They are recorded in the prompt's root."""
         return self._options | self._switch(self._setting(thinking))
 
     def render(self, messages: Messages, tools: Tools, thinking: bool | None, *, opens_reply: bool = True) -> PromptIds:
-        """The whole prompt; raises BadRequest for messages that the model's template cannot take.
+        """Render the whole prompt; raises BadRequest for messages that the model's template refuses.
 
-        With `opens_reply` it ends with what begins a reply.
+        With `opens_reply` it ends with the start of a reply.
         """
         ready = self._prepared(messages, opening=True)
-        renderer, tools = self._renderer(thinking), tools or None  # an empty list is something else to templates
+        renderer, tools = self._renderer(thinking), tools or None  # templates treat an empty list differently
         try:
             return rendering.render(self._choice.name, renderer, ready, tools, opens_reply=opens_reply)
-        except Exception as error:  # renderers and templates refuse with errors of many kinds
+        except Exception as error:  # renderers and templates raise errors of many kinds
             raise BadRequest(f"the messages cannot be rendered for this model ({self.renderer}): {error}") from error
 
     def bridge(
@@ -148,9 +149,9 @@ class ChatPrompts:
         *,
         nothing_to_drop: bool = False,
     ) -> PromptIds | BridgeRefusal:
-        """The ids that follow a held prompt and its reply; costs what is new, for families that allow it.
+        """The ids that follow a held prompt and its reply. For some families the cost depends only on what is new.
 
-        `nothing_to_drop`: no reply since the last user message has any thinking.
+        `nothing_to_drop`: no reply since the last user message has thinking.
         """
         new = self._prepared(new_messages, opening=False)
         end = self._prompt_end(held_prompt)
@@ -162,10 +163,10 @@ class ChatPrompts:
     def splice(
         self, held_prompt: TokenChain, before: Messages, after: Messages, thinking: bool | None
     ) -> SplicedIds | None:
-        """The held prompt up to its end, then the reply to it as a message and what follows, rendered anew.
+        """Keep a held prompt, and render again the reply to it and what follows.
 
-        `before` are the messages between the reply before that and this one; `after` begins with this one. None: for
-        this family, or for these messages, only the whole can be rendered.
+        `before` are the messages between the previous reply and this one; `after` begins with this one. Returns None
+        if this family, or these messages, can only be rendered in full.
         """
         if self._choice.name not in RENDERS_IN_PARTS:
             return None
@@ -174,12 +175,12 @@ class ChatPrompts:
         return rendering.splice(renderer, held_prompt, known, whole, len(before))
 
     def drops_thinking(self, new_messages: Messages, thinking: bool | None) -> bool:
-        """Whether these messages have earlier thinking dropped from the prompt."""
+        """Whether these new messages cause the template to drop earlier thinking."""
         on = self._setting(thinking)
         return on in self._keeping and any(message["role"] == "user" for message in new_messages)
 
     def has_thinking(self, reply_ids: Ids) -> bool:
-        """Whether a reply has thinking, be it empty."""
+        """Whether a reply has thinking, even if it is empty."""
         return _THINKING.search(self.decode(reply_ids)) is not None
 
     def parse(
@@ -192,15 +193,15 @@ class ChatPrompts:
         stop_string: str | None = None,
         calls_as_text: bool = False,
     ) -> Parsed:
-        """The reply that these ids are, to that prompt; `stop_string` is the one that ended it, if any.
+        """Parse the ids of a reply to a prompt. `stop_string` ended the reply, if any did.
 
-        `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
+        `calls_as_text`: well-formed calls become text like malformed ones, since they are forbidden.
         """
         sampled, prompt_end, renderer = reply_ids.tolist(), self._prompt_end(held_prompt), self._renderer(thinking)
         try:
             response = renderer.parse_response(sampled, tools=tools or None, prompt_ids=prompt_end.tolist())
         except (ValueError, RecursionError):
-            response = None  # Python's JSON reader gives up on numbers of many digits and on deep nesting
+            response = None  # Python's JSON reader fails for numbers of many digits and for deep nesting
         splitter = self.splitter(held_prompt, thinking, [stop_string] if stop_string else [])
         if splitter is not None:
             return splitter.parse(sampled, response, calls_as_text=calls_as_text)
@@ -208,19 +209,19 @@ class ChatPrompts:
         return parse_by_renderer(self._tokenizer, sampled, stops, response, stop_string, calls_as_text)
 
     def splitter(self, prompt: TokenChain, thinking: bool | None, stop_strings: Sequence[str]) -> ReplySplitter | None:
-        """A splitter for the reply to that prompt; None: replies of this model can be read only when they are whole.
+        """A splitter for the reply to a prompt, or None if replies of this model are parsed only when they have ended.
 
         `stop_strings` are all that may end the reply.
         """
         if self._split_rules is None:
             return None
-        # Whether the prompt has opened the thinking with which the reply begins is the renderer's to judge.
+        # The renderer knows whether the prompt has opened the thinking with which the reply begins.
         some, end = self._tokenizer.encode("x"), self._prompt_end(prompt).tolist()
         read = self._renderer(thinking).parse_response(some, tools=None, prompt_ids=end)
         return ReplySplitter(self._split_rules, read.reasoning_complete is False, stop_strings)
 
     def thinking_at(self, prompt: Ids, thinking: bool | None) -> Thinking | None:
-        """Whether the reply to a prompt begins with thinking; None: it may, in a form that is not known."""
+        """Whether the reply to a prompt begins with thinking; None if it may, in an unknown form."""
         end = self.decode(prompt[-_PROMPT_END:]).rstrip()
         if end.endswith(THINK_START):
             return Thinking.BEGUN
@@ -231,11 +232,11 @@ class ChatPrompts:
         return None if self._setting(thinking) else Thinking.OFF
 
     def count(self, text: str) -> int:
-        """How many tokens a text has by itself."""
+        """How many tokens a text has."""
         return len(self._tokenizer.encode(text))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Ids:
-        """The ids of a text as it is, with those around it that the tokenizer adds where that is wanted."""
+        """The ids of a text, optionally with the special tokens that the tokenizer adds."""
         return np.array(self._tokenizer.encode_whole(text, add_special_tokens), dtype=np.int32)
 
     def decode(self, ids: Ids) -> str:
@@ -243,7 +244,7 @@ class ChatPrompts:
         return self._tokenizer.decode(ids.tolist())
 
     def plain_splitter(self, stop_strings: Sequence[str]) -> PlainText | None:
-        """What shows a reply as it is sampled where it is not taken apart; None: it is shown when it has ended."""
+        """The splitter for a reply that is not split into parts, or None if it is shown only when it has ended."""
         return PlainText(self._tokenizer, self.stop_ids, stop_strings) if self._tokenizer.is_byte_level else None
 
     def decode_reply(self, ids: Ids, stop_string: str | None) -> str:
@@ -254,12 +255,12 @@ class ChatPrompts:
         return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)
 
     def _prompt_end(self, prompt: TokenChain) -> Ids:
-        """As much of a prompt as the renderer reads of it."""
+        """The part of a prompt that the renderer reads."""
         start = max(len(prompt) - _PROMPT_END, 0) if self._choice.name in READS_PROMPT_END else 0
         return prompt.slice(start)
 
     def _setting(self, thinking: bool | None) -> bool | None:
-        """What a request means for the template; None: its own default."""
+        """The thinking switch of the template for a request; None for its default."""
         asked = self._thinking if thinking is None else thinking
         return None if self._choice.thinking_option is None or asked == self._thinks_by_default else asked
 
@@ -272,7 +273,7 @@ class ChatPrompts:
 
 
 def _fingerprint(tokenizer: FolderTokenizer, renderer: str, by_default: Renderer, options: dict[str, Any]) -> str:
-    """A digest of all that decides which ids a conversation becomes, except a request's own options."""
+    """A digest of everything that determines the ids of a conversation, except a request's own options."""
     template = "" if tokenizer.template is None else tokenizer.template.source
     digest = blake2b(digest_size=8)
     for part in (tokenizer.source, template.encode(), renderer.encode(), repr(by_default.config).encode()):

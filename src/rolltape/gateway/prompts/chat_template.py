@@ -15,7 +15,7 @@ from rolltape.errors import CheckpointError, PromptError
 
 
 class ChatTemplate:
-    """A Jinja chat template and the special tokens that it may name."""
+    """A Jinja chat template and the special tokens that it may use."""
 
     def __init__(self, source: str, tokens: Mapping[str, str], *, where: str) -> None:
         self.source = source
@@ -27,7 +27,7 @@ class ChatTemplate:
 
     @staticmethod
     def source_in(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-        """The template of a folder: in a file of its own, or in the tokenizer's configuration."""
+        """The template of a folder: a file of its own, or a field of the tokenizer's configuration."""
         file = folder / "chat_template.jinja"
         if file.is_file():
             return file.read_text(encoding="utf-8")
@@ -37,15 +37,15 @@ class ChatTemplate:
         return given if isinstance(given, str) else None
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """The text of a conversation; raises PromptError where the template refuses it."""
+        """The text of a conversation; raises PromptError if the template refuses it."""
         try:
             return self._template.render(messages=messages, **({"tools": None} | self._tokens | options))
-        except Exception as error:  # a template is a program, and fails in every way that programs do
+        except Exception as error:  # a template is a program, and may raise any error
             raise PromptError(f"the chat template refuses the messages: {error}") from error
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the model said; a prompt has only its contents."""
+    """`{% generation %}` marks the model's own text; only its contents are rendered."""
 
     tags = {"generation"}
 

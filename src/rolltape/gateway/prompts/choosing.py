@@ -57,12 +57,12 @@ _PROBES: tuple[tuple[Chat, Tools], ...] = (
 
 
 class RendererChoice(msgspec.Struct, frozen=True):
-    """A family and why it was taken."""
+    """A family and why it was chosen."""
 
     name: str
     why: str
-    thinking_option: str | None  # the template option that turns thinking on and off; None: there is none
-    options: dict[str, Any] = {}  # with which its renderers are made
+    thinking_option: str | None  # the template option that turns thinking on and off, or None
+    options: dict[str, Any] = {}  # for making its renderers
     warning: str | None = None
 
 
@@ -70,13 +70,13 @@ class TemplateMatch(msgspec.Struct, frozen=True, kw_only=True):
     """How a renderer's prompts compare with those of a folder's own template, over small conversations."""
 
     agreed: int  # conversations with the same ids
-    chat: Chat | None = None  # the first one with other ids; None: there is none
-    rendered: list[int] | None = None  # what the renderer makes of it; None: it refuses it
-    expected: list[int] | None = None  # what the template makes of it
+    chat: Chat | None = None  # the first one with different ids, or None
+    rendered: list[int] | None = None  # its ids by the renderer; None if refused
+    expected: list[int] | None = None  # its ids by the template
 
 
 def choose(tokenizer: FolderTokenizer, named: str | None) -> RendererChoice:
-    """The family for a folder, with a warning where its prompts will not be the template's, or will not bridge."""
+    """Choose the family for a folder, with a warning if its prompts differ from the template's, or do not bridge."""
     if named is not None and named != DEFAULT:
         return _as_named(tokenizer, named)
     if tokenizer.template is None:
@@ -117,7 +117,7 @@ def _as_named(tokenizer: FolderTokenizer, name: str) -> RendererChoice:
 
 
 def _fitting(tokenizer: FolderTokenizer) -> list[tuple[str, Renderer]]:
-    """The families whose tokens the tokenizer has."""
+    """The families whose special tokens the tokenizer has."""
     fitting = []
     for name in guessable():
         try:
@@ -128,7 +128,7 @@ def _fitting(tokenizer: FolderTokenizer) -> list[tuple[str, Renderer]]:
 
 
 def _switch(name: str, tokenizer: FolderTokenizer) -> str | None:
-    """The family's thinking option, if the folder's template has it too: some checkpoints of a family do not."""
+    """The family's thinking option, if the folder's template has it too; some checkpoints of a family lack it."""
     option = thinking_option(name, tokenizer)
     if option is None:
         return None
@@ -137,7 +137,7 @@ def _switch(name: str, tokenizer: FolderTokenizer) -> str | None:
 
 
 def _reply_format(tokenizer: FolderTokenizer) -> dict[str, Any]:
-    """How calls are found in a reply: by the form in which the template asks for them."""
+    """The renderer options for the form of calls that the template asks for."""
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
     try:
         ids = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tools=[tool])
@@ -147,7 +147,7 @@ def _reply_format(tokenizer: FolderTokenizer) -> dict[str, Any]:
 
 
 def _agreement(renderer: Renderer, tokenizer: FolderTokenizer, *, with_tools: bool = True) -> int | None:
-    """On how many probes the two give the same ids; None: they disagree on one, or there is nothing to compare."""
+    """The number of probes with equal ids, or None if one differs or there is nothing to compare."""
     match = compare_with_template(renderer, tokenizer, with_tools=with_tools)
     return match.agreed or None if match.chat is None else None
 
@@ -155,7 +155,7 @@ def _agreement(renderer: Renderer, tokenizer: FolderTokenizer, *, with_tools: bo
 def compare_with_template(renderer: Renderer, tokenizer: FolderTokenizer, *, with_tools: bool = True) -> TemplateMatch:
     """Render the probes both ways, up to the first that differs.
 
-    A conversation that the template refuses says nothing about the renderer.
+    Conversations that the template refuses do not count.
     """
     agreed = 0
     for chat, tools in _PROBES:
@@ -171,15 +171,15 @@ def compare_with_template(renderer: Renderer, tokenizer: FolderTokenizer, *, wit
 
 
 def _agrees_on_question(renderer: Renderer, tokenizer: FolderTokenizer) -> bool:
-    """Whether the two give the same ids for a single question.
+    """Whether both render a single question to the same ids.
 
-    With thinking off, renderers keep the empty thought of earlier replies, which templates drop; a question has none.
+    With thinking off, renderers keep the empty thinking of earlier replies, and templates drop it. A question has none.
     """
     return try_render(renderer, [_ASKED], None) == _by_template(renderer, tokenizer, [_ASKED], None)
 
 
 def _forms(chat: Chat) -> list[Chat]:
-    """A conversation in the forms in which templates want calls: beside a text or none, arguments as object or text."""
+    """A conversation in the forms of calls that templates expect: with or without text, arguments as object or text."""
     if not any("tool_calls" in message for message in chat):
         return [chat]
     without_text = [message | {"content": message["content"] or None} for message in chat]
@@ -189,7 +189,7 @@ def _forms(chat: Chat) -> list[Chat]:
 
 
 def _by_template(renderer: Renderer, tokenizer: FolderTokenizer, chat: Chat, tools: Tools) -> list[int] | None:
-    """The ids by the folder's template under the renderer's options; None: it refuses the conversation."""
+    """The ids by the folder's template with the renderer's options, or None if it refuses the conversation."""
     options = template_options(renderer)
     try:
         return tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=True, **options)
@@ -198,7 +198,7 @@ def _by_template(renderer: Renderer, tokenizer: FolderTokenizer, chat: Chat, too
 
 
 def takes_system_anywhere(renderer: Renderer, tokenizer: FolderTokenizer) -> bool:
-    """Whether a system message may come in the middle: neither refused nor left out."""
+    """Whether a system message in the middle is neither refused nor left out."""
     word = "zebra"
     late = {"role": "system", "content": word}
     for chat in ([_SYSTEM, _ASKED, _TOLD, late, _ASKED], [_SYSTEM, late, _ASKED]):
@@ -209,7 +209,7 @@ def takes_system_anywhere(renderer: Renderer, tokenizer: FolderTokenizer) -> boo
 
 
 def renders_call_ids(renderer: Renderer) -> bool:
-    """Whether the ids of tool calls are part of the prompt, as they are for Kimi K2."""
+    """Whether the ids of tool calls are part of the prompt, as for Kimi K2."""
     chats: list[Chat] = [
         [_ASKED, _CALLED | {"tool_calls": [_CALL | {"id": call_id}]}, _HEARD | {"tool_call_id": call_id}]
         for call_id in ("functions.look:0", "functions.look:1")

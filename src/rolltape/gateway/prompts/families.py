@@ -15,8 +15,8 @@ Tools = list[dict[str, Any]] | None
 THINK_START, THINK_END = "<think>", "</think>"
 DEFAULT = "default"  # the folder's own chat template, which never bridges
 
-# These read of a held prompt no more than the generation prompt at its end, so that its last ids do for the whole.
-# Read in their code and held by a test; the others are given the whole prompt.
+# These read only the generation prompt at the end of a held prompt, so its last ids are enough. Known from their code,
+# and tested; the others get the whole prompt.
 READS_PROMPT_END = frozenset(
     {
         "deepseek-r1",
@@ -33,7 +33,7 @@ READS_PROMPT_END = frozenset(
         "qwen3.8",
     }
 )
-# These render a reply and what follows it alike, whatever comes before the messages that it answers. Held by a test.
+# These render a reply and what follows it in the same way, whatever comes before the messages that it answers. Tested.
 RENDERS_IN_PARTS = frozenset(
     {
         "glm-4.5",
@@ -49,12 +49,12 @@ RENDERS_IN_PARTS = frozenset(
         "qwen3.6",
     }
 )
-# Its encoding comes from a package that fetches its vocabulary, so it is never tried unasked.
+# gpt-oss: its encoding comes from a package that downloads its vocabulary, so it is tried only if named.
 _ONLY_BY_NAME = frozenset({DEFAULT, "gpt-oss"})
 
 
 class CallInThinking(enum.Enum):
-    """What the mark of a call means while thinking is open."""
+    """The meaning of a call's mark while thinking is open."""
 
     DRAFT = "draft"  # the call ends the thinking, unless a mark after it does; then the call was part of the thinking
     ENDS_THINKING = "ends_thinking"
@@ -64,8 +64,8 @@ class CallInThinking(enum.Enum):
 class ReplyMarks(msgspec.Struct, frozen=True, kw_only=True):
     """The marks that separate the thinking, the text and the calls of a family's replies.
 
-    A mark is a token of its own. A `spelled` mark counts whatever tokens spell it. So do the marks of thinking where
-    the vocabulary has no tokens for them.
+    A mark is one token. A `spelled` mark may be spelled by any tokens. So may the marks of thinking if the vocabulary
+    has no tokens for them.
     """
 
     calls: tuple[str, ...] = ()  # any of them begins the calls
@@ -85,7 +85,7 @@ _DEEPSEEK = ReplyMarks(calls=("<｜tool▁calls▁begin｜>",), in_thinking=_PAR
 _KIMI_SECTION = "<|tool_calls_section_begin|>"
 _DSML_SECTIONS = ("<｜DSML｜tool_calls>", "<｜DSML｜toolcalls>", "<｜DSML｜tool>")
 # Families whose replies can be split while they are sampled, by the marks that their parsers in `renderers` look for.
-# Held by tests. The others (channels, as in gpt-oss, and templates of unknown form) are parsed when a reply is whole.
+# Tested. The others (channels, as in gpt-oss, and templates of unknown form) are parsed when a reply has ended.
 REPLY_MARKS = {
     **dict.fromkeys(("qwen3", "qwen3-vl", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), _QWEN),
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _QWEN),
@@ -111,14 +111,14 @@ REPLY_MARKS = {
 
 
 class Tokens(Protocol):
-    """What a renderer gives: ids, and for each the message that it belongs to, or -1."""
+    """A renderer's result: ids, and for each the index of its message, or -1."""
 
     token_ids: list[int]
     message_indices: list[int]
 
 
 class Call(Protocol):
-    """One attempt at a tool call in a reply, well-formed or not."""
+    """A tool call in a reply, well-formed or not."""
 
     name: Any
     arguments: Any
@@ -128,7 +128,7 @@ class Call(Protocol):
 
 
 class Response(Protocol):
-    """A reply taken apart."""
+    """A parsed reply."""
 
     content: str
     reasoning_content: str | None
@@ -161,12 +161,12 @@ def version() -> str:
 
 
 def guessable() -> Sequence[str]:
-    """The families that may be tried on a folder whose family is not named."""
+    """The families to try on a folder whose family is not named."""
     return tuple(name for name in _configs() if name not in _ONLY_BY_NAME)
 
 
 def make(name: str, tokenizer: FolderTokenizer, **options: Any) -> Renderer:
-    """The renderer of a family; raises CheckpointError where there is none or the tokenizer lacks its tokens."""
+    """The renderer of a family; raises CheckpointError if there is none or the tokenizer lacks its tokens."""
     known = _configs()
     if name not in known:
         raise CheckpointError(f"no renderer is called {name!r}; known are {', '.join(sorted(known))}")
@@ -177,7 +177,7 @@ def make(name: str, tokenizer: FolderTokenizer, **options: Any) -> Renderer:
 
 
 def try_render(renderer: Renderer, chat: Chat, tools: Tools, *, opens_reply: bool = True) -> list[int] | None:
-    """The ids of a conversation; None: the renderer refuses it."""
+    """The ids of a conversation, or None if the renderer refuses it."""
     try:
         return list(renderer.render_ids(chat, tools=tools, add_generation_prompt=opens_reply))
     except Exception:  # noqa: BLE001 - renderers and templates refuse with errors of many kinds
@@ -185,7 +185,7 @@ def try_render(renderer: Renderer, chat: Chat, tools: Tools, *, opens_reply: boo
 
 
 def thinking_option(name: str, tokenizer: FolderTokenizer) -> str | None:
-    """The template option that turns thinking on and off; None: the family has no such switch."""
+    """The template option that turns thinking on and off, or None if the family has none."""
     if name == DEFAULT:
         source = "" if tokenizer.template is None else tokenizer.template.source
         return next((option for option in ("enable_thinking", "thinking") if option in source), None)
@@ -194,14 +194,14 @@ def thinking_option(name: str, tokenizer: FolderTokenizer) -> str | None:
 
 
 def template_options(renderer: Renderer) -> dict[str, Any]:
-    """What the model's own template is given to render as this renderer does."""
+    """The options with which the model's own template renders as this renderer does."""
     config = renderer.config
     given = {field: getattr(config, field) for field in type(config).template_field_names()}
     return {field: value for field, value in given.items() if value is not None}
 
 
 def _package() -> Any:
-    # Imported when first needed: it takes a second, most of it for a client that is not used here.
+    # Imported when first needed: the import takes a second, most of it for a client that is not used here.
     import renderers  # type: ignore[import-untyped]
 
     return renderers

@@ -1,4 +1,4 @@
-"""Turn messages into ids with a renderer: a whole prompt, or what follows ids that are held, which stay as they are."""
+"""Turn messages into ids with a renderer: a whole prompt, or the ids that follow unchanged held ids."""
 
 import enum
 from collections.abc import Sequence
@@ -18,40 +18,40 @@ _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """Messages ready for a renderer, and what was done to them."""
+    """Messages ready for a renderer, and how they were changed."""
 
     messages: Chat
-    places: list[int]  # of each message that came: where it is among these
+    places: list[int]  # for each original message, its index among these
     special_text: int  # special tokens spelled out in user and tool text
     folded: int  # system messages that became part of another
 
 
 class BridgeRefusal(enum.StrEnum):
-    """Why a prompt was rendered whole though the conversation continues a held one."""
+    """Why a prompt was rendered in full although the conversation continues a held one."""
 
-    NEVER = "never"  # the folder's own template renders, and how its turns end is not known
+    NEVER = "never"  # the folder's own template renders, and the end of its turns is unknown
     NO_NEW_MESSAGES = "no_new_messages"
     ASSISTANT_AMONG_NEW = "assistant_among_new"  # a reply that was not sampled here
-    NEW_USER_MESSAGE = "new_user_message"  # at which the model's template drops earlier thinking
+    NEW_USER_MESSAGE = "new_user_message"  # the model's template then drops earlier thinking
     TEMPLATE_DROPS_THINKING = "template_drops_thinking"  # after every reply
     UNFINISHED_THINKING = "unfinished_thinking"  # the reply stopped inside its thinking
-    HELD_CHANGED = "held_changed"  # what came back does not begin with the held ids
-    TEXT_ONLY = "text_only"  # the endpoint takes messages, and there are no ids
-    OTHER = "other"  # the renderer does not say why
+    HELD_CHANGED = "held_changed"  # the renderer's result does not begin with the held ids
+    TEXT_ONLY = "text_only"  # the endpoint takes messages, so there are no ids
+    OTHER = "other"  # the renderer gives no reason
 
 
 class PromptIds(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The ids of a whole prompt, or those that follow a held prompt and its reply, up to where a reply begins."""
+    """The ids of a whole prompt, or the ids after a held prompt and its reply, up to where the next reply begins."""
 
     ids: Ids
-    message_starts: tuple[int, ...] | None  # of the messages, in these ids; None: the folder's template does not say
+    message_starts: tuple[int, ...] | None  # where messages begin in these ids; None if the folder's template renders
     special_text: int = 0  # special tokens spelled out in user and tool text
     folded: int = 0  # system messages that became part of another message
 
 
 def render(name: str, renderer: Renderer, ready: Prepared, tools: Tools, *, opens_reply: bool) -> PromptIds:
-    """A whole prompt, which ends with what begins a reply if it `opens_reply`; raises whatever the renderer raises."""
-    if name == DEFAULT:  # to attribute ids it would render every prefix of the conversation
+    """Render a whole prompt. With `opens_reply` it ends with the start of a reply. Raises the renderer's errors."""
+    if name == DEFAULT:  # it would render every prefix of the conversation to attribute ids
         ids = renderer.render_ids(ready.messages, tools=tools, add_generation_prompt=opens_reply)
         starts = None
     else:
@@ -65,7 +65,7 @@ def render(name: str, renderer: Renderer, ready: Prepared, tools: Tools, *, open
 def bridge(
     name: str, renderer: Renderer, prompt_end: Ids, reply: Ids, new: Prepared, tools: Tools
 ) -> PromptIds | BridgeRefusal:
-    """Continue a prompt, of which `prompt_end` is as much as the renderer reads, and its reply.
+    """Continue a prompt and its reply. `prompt_end` is the part of the prompt that the renderer reads.
 
     A refusal means that the held ids cannot be continued: render the whole conversation.
     """
@@ -91,13 +91,14 @@ class SplicedIds(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     kept: int  # ids of the earlier prompt
     new: PromptIds  # what follows them
-    starts: tuple[int, ...]  # of the messages after those of the earlier prompt, in the whole
+    starts: tuple[int, ...]  # in the whole prompt, where the messages after those of the earlier prompt begin
 
 
 def splice(renderer: Renderer, held: TokenChain, before: Prepared, whole: Prepared, messages: int) -> SplicedIds | None:
-    """Render what follows a held prompt anew: `whole` is `before`, the last of its messages, and all that follows.
+    """Render again what follows a held prompt. `before` are its last messages, `whole` also has all that follow.
 
-    `messages` are those of `before` as they came. None: the held prompt does not end as these are rendered.
+    `messages` is the number of original messages in `before`. Returns None if the held prompt does not end as `before`
+    is rendered.
     """
     try:
         known = renderer.render(before.messages, tools=None, add_generation_prompt=True)
@@ -125,7 +126,7 @@ def _refused_unasked(name: str, new: Chat) -> BridgeRefusal | None:
 
 
 def _why(renderer: Renderer, end: list[int], sampled: list[int], new: Chat, tools: Tools) -> BridgeRefusal:
-    """Why a renderer refused, in the order in which renderers look."""
+    """Why a renderer refused; the order of the checks is that of the renderers."""
     if _is_unfinished(renderer, end, sampled, tools):
         return BridgeRefusal.UNFINISHED_THINKING
     match renderer.effective_thinking_retention:
@@ -137,26 +138,26 @@ def _why(renderer: Renderer, end: list[int], sampled: list[int], new: Chat, tool
 
 
 def _is_unfinished(renderer: Renderer, end: list[int], sampled: list[int], tools: Tools) -> bool:
-    """Whether a reply that the model ended is still thinking. One that was cut off there can be closed."""
+    """Whether the model ended a reply within its thinking. A reply that was cut off there can be closed."""
     if not sampled or sampled[-1] not in renderer.get_stop_token_ids():
         return False
     try:
         return renderer.parse_response(sampled, tools=tools, prompt_ids=end).reasoning_complete is False
-    except (ValueError, RecursionError):  # a call beyond Python's JSON reader, so thinking was over
+    except (ValueError, RecursionError):  # Python's JSON reader cannot read a call, so thinking had ended
         return False
 
 
 def message_starts(message_indices: Sequence[int], places: Sequence[int]) -> tuple[int, ...]:
-    """The first id of each message; `places` says which of the rendered messages each one became.
+    """The first id of each message; `places` has the index of the rendered message that each one became.
 
-    A message that left no ids begins where the next one does. Where a template reorders messages, a start is
-    never less than the one before it.
+    A message without ids begins where the next one does. If a template reorders messages, a start is never less than
+    the one before it.
     """
     owners = np.asarray(message_indices, dtype=np.int64)
     count = max(places, default=-1) + 1
     firsts = np.full(count + 1, len(owners), dtype=np.int64)
     positions = np.flatnonzero(owners >= 0)[::-1]
-    firsts[owners[positions]] = positions  # of equal owners the last one written counts: the first position
+    firsts[owners[positions]] = positions  # reversed, so that the first position of each owner is written last
     missing = firsts[:count] == len(owners)
     for index in np.flatnonzero(missing)[::-1]:
         firsts[index] = firsts[index + 1]
@@ -165,9 +166,9 @@ def message_starts(message_indices: Sequence[int], places: Sequence[int]) -> tup
 
 
 def prepared(messages: Sequence[dict[str, Any]], tokenizer: FolderTokenizer, *, fold: bool, opening: bool) -> Prepared:
-    """Plain text contents, arguments as objects, `developer` as `system`.
+    """Messages with plain text contents, arguments as objects, and `developer` as `system`.
 
-    `fold`: the renderer takes a system message only as the first one; `opening`: these begin the conversation.
+    `fold`: the renderer accepts a system message only at the start. `opening`: these messages begin the conversation.
     """
     plain: Chat = []
     special_text = 0
@@ -228,7 +229,7 @@ def _plain_call(call: object, where: str) -> dict[str, Any]:
 
 
 def _arguments(given: object) -> object:
-    """Arguments as an object, which each family spells its own way; what is no object stays the text that it is."""
+    """Arguments as an object, since each family has its own spelling; other arguments stay text."""
     if not isinstance(given, str):
         return {} if given is None else given
     if not given.strip():
@@ -241,7 +242,7 @@ def _arguments(given: object) -> object:
 
 
 def _folded(messages: Chat, opening: bool) -> tuple[Chat, list[int], int]:
-    """Leading system messages become one; later ones become reminders, part of a neighboring user message if any."""
+    """Join leading system messages to one. Later ones become reminders, in a neighboring user message if any."""
     out: Chat = []
     places: list[int] = []
     folded = 0

@@ -1,6 +1,6 @@
-"""A whole reply taken apart: its text, thinking and tool calls, as the renderer finds them.
+"""Parse a complete reply: its text, thinking and tool calls, as the renderer finds them.
 
-Where the model has a splitter (`splitter.py`), only the calls are the renderer's.
+If the model has a splitter (`splitter.py`), only the calls come from the renderer.
 """
 
 import json
@@ -15,7 +15,7 @@ from rolltape.tape.recording.fields import is_unicode
 
 # A call of an unknown tool is delivered: the agent reports it to the model.
 _DELIVERED = frozenset({"ok", "unknown_tool"})
-_DEEPEST = 100  # levels of arguments; clients' own readers give up somewhere beyond
+_DEEPEST = 100  # levels of arguments; clients' own parsers fail at some larger depth
 
 
 class ParsedCall(msgspec.Struct, frozen=True):
@@ -23,13 +23,13 @@ class ParsedCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str  # JSON text of an object
-    native_id: str | None = None  # sampled by the model itself (Kimi K2), and to be kept
+    native_id: str | None = None  # sampled by the model itself (Kimi K2), and so kept
 
 
 class Parsed(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply taken apart. If any of its calls is malformed or cut off, there are none: all of it is text.
+    """A parsed reply. If any of its calls is malformed or incomplete, all of it is text, without calls.
 
-    What the model wrote between and after its calls has no place in a message.
+    Text between and after calls is dropped: a message has no place for it.
     """
 
     content: str
@@ -37,7 +37,7 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[ParsedCall, ...] = ()
     malformed: bool = False
     reasoning_tokens: int = 0
-    first_call_end: int | None = None  # how many ids of the reply there are up to the end of its first call
+    first_call_end: int | None = None  # how many ids the reply has up to the end of its first call
 
 
 def parse_by_renderer(
@@ -71,7 +71,7 @@ def first_call_end(calls: Sequence[Call]) -> int | None:
 
 
 def plain_text(tokenizer: FolderTokenizer, reply: list[int], stop_ids: Sequence[int], stop_string: str | None) -> str:
-    """The text of a reply that is not taken apart, without what ended it."""
+    """The text of a reply that is not split into parts, without the stop id or string."""
     return _cut(tokenizer.decode(_before_stop(reply, stop_ids)), stop_string)
 
 
@@ -81,7 +81,7 @@ def _before_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
 
 
 def delivered(call: Call) -> ParsedCall | None:
-    """A call that survives the way through a client and back; None: it does not."""
+    """The call as delivered, or None if it would not survive the way through a client and back."""
     if str(call.status) not in _DELIVERED or not isinstance(call.name, str) or not is_unicode(call.name):
         return None
     arguments = arguments_text({} if call.arguments is None else call.arguments)
@@ -89,7 +89,7 @@ def delivered(call: Call) -> ParsedCall | None:
 
 
 def arguments_text(arguments: object) -> str | None:
-    """Arguments as JSON; None where they are no object, or hold what JSON or its readers cannot."""
+    """Arguments as JSON, or None if they are no object, or have values that JSON or its parsers cannot hold."""
     if not isinstance(arguments, dict) or not _is_ordinary(arguments):
         return None
     text = json.dumps(arguments, ensure_ascii=False)
@@ -97,7 +97,7 @@ def arguments_text(arguments: object) -> str | None:
 
 
 def _is_ordinary(value: object) -> bool:
-    """Whether every JSON reader gives it back: not too deep, and no number that a double cannot hold."""
+    """Whether every JSON parser can read it: not nested too deep, and no number that a double cannot hold."""
     level = [value]
     for _ in range(_DEEPEST):
         inner: list[object] = []
@@ -122,7 +122,7 @@ def _is_finite(number: float) -> bool:
 
 
 def _as_text(tokenizer: FolderTokenizer, ids: list[int], response: Response | None, stop_string: str | None) -> Parsed:
-    """The reply as the model wrote it, its thinking apart."""
+    """The reply as the model wrote it, with its thinking separate."""
     spans = [] if response is None else [call.token_span for call in response.tool_calls if call.token_span]
     if response is None or not spans:
         thinking, closed, rest = tokenizer.decode(ids).partition(THINK_END)
@@ -147,7 +147,7 @@ def _cut(text: str, stop_string: str | None) -> str:
 
 
 def _reasoning_tokens(tokenizer: FolderTokenizer, ids: list[int], response: Response) -> int:
-    """How many ids the thinking took, its closing mark included."""
+    """How many ids the thinking has, with its closing mark."""
     if not response.reasoning_content:
         return 0
     if response.reasoning_complete is False:

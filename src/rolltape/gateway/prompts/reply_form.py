@@ -1,7 +1,6 @@
 """How a model's family writes replies: its plain text, its calls and its thinking.
 
-Constrained decoding needs the form letter by letter, which is found by rendering probes. A family whose probes do not
-show it has none.
+Constrained decoding needs the exact form. It is found by rendering probes, and is unknown if they do not show it.
 """
 
 import enum
@@ -16,7 +15,7 @@ from rolltape.records.turn import common_length
 
 _NAMES = ("probe_a", "probe_b")
 _ARGUMENTS = {"q": "zz"}
-# What the probe's arguments look like, by the word that structural tags have for it.
+# The written form of the probe's arguments, by its name in structural tags.
 _STYLES = {"json": '{"q": "zz"}', "qwen_xml": "<parameter=q>\nzz\n</parameter>"}
 _NO_THOUGHT = re.compile(rf"\s*(?:{THINK_START})?\s*{THINK_END}")
 _TOOLS: Tools = [
@@ -30,7 +29,7 @@ class Thinking(enum.StrEnum):
     """Whether a reply begins with thinking."""
 
     OFF = "off"
-    POSSIBLE = "possible"  # the model opens it, or does not
+    POSSIBLE = "possible"  # the model decides
     BEGUN = "begun"  # the prompt has opened it
 
 
@@ -42,20 +41,20 @@ class CallForm(msgspec.Struct, frozen=True, kw_only=True):
     middle: str
     style: str  # of the arguments: "json" or "qwen_xml"
     end: str
-    between: str | None  # two calls; None: a reply has one at most
+    between: str | None  # between two calls; None if a reply has at most one
     closing: str  # after the last call
 
 
 class ReplyForm(msgspec.Struct, frozen=True):
-    """What is known about a family's replies."""
+    """The known form of a family's replies."""
 
-    plain: bool  # a text is written as it is, with nothing before it
-    call: CallForm | None  # None: it is not known
-    think_end_id: int | None  # the id that ends thinking; None: the vocabulary has none
+    plain: bool  # a text is written unchanged, with nothing before it
+    call: CallForm | None  # None if unknown
+    think_end_id: int | None  # the id that ends thinking, or None if the vocabulary has none
 
 
 def find_reply_form(renderer: Renderer, tokenizer: FolderTokenizer) -> ReplyForm:
-    """The form of a family's replies, by a renderer of it whose thinking is off where that can be."""
+    """Find the form of a family's replies, with a renderer whose thinking is off if possible."""
     text = _reply(renderer, tokenizer, {"role": "assistant", "content": "TEXT"})
     call = _call_form(renderer, tokenizer)
     if call is not None and not _reads(renderer, tokenizer, call):
@@ -75,10 +74,10 @@ def _call_form(renderer: Renderer, tokenizer: FolderTokenizer) -> CallForm | Non
     both = _reply(renderer, tokenizer, _calling(_NAMES))
     first = f"{before}{_NAMES[0]}{middle}{_STYLES[style]}"
     last = f"{_NAMES[1]}{middle}{_STYLES[style]}{after}"
-    if both is None:  # refused: the family writes one call at most
+    if both is None:  # refused: the family writes at most one call
         return CallForm(opening="", begin=before, middle=middle, style=style, end=after, between=None, closing="")
     if not both.startswith(first) or not both.endswith(last):
-        return None  # the second call is written otherwise than the first, as under a running number
+        return None  # the second call has another form than the first, such as a number
     gap = both[len(first) : len(both) - len(last)]
     begin = before[len(before) - common_length(before[::-1], gap[::-1]) :]
     end = after[: common_length(after, gap[: len(gap) - len(begin)])]
@@ -94,7 +93,7 @@ def _call_form(renderer: Renderer, tokenizer: FolderTokenizer) -> CallForm | Non
 
 
 def _reads(renderer: Renderer, tokenizer: FolderTokenizer, form: CallForm) -> bool:
-    """Whether the family finds a call of that form in a reply; a template of unknown form finds none."""
+    """Whether the family's parser finds a call of this form in a reply; for an unknown template it finds none."""
     call = f"{form.begin}{_NAMES[0]}{form.middle}{_STYLES[form.style]}{form.end}"
     ids = tokenizer.encode(f"{form.opening}{call}{form.closing}")
     prompt = try_render(renderer, [_ASKED], _TOOLS) or []
@@ -111,7 +110,7 @@ def _calling(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _reply(renderer: Renderer, tokenizer: FolderTokenizer, message: dict[str, Any]) -> str | None:
-    """A message as the model would write it, without its thinking and its end; None: the family refuses it."""
+    """A message as the model would write it, without its thinking and its end, or None if the family refuses it."""
     prompt, stops = try_render(renderer, [_ASKED], _TOOLS), renderer.get_stop_token_ids()
     whole = try_render(renderer, [_ASKED, message], _TOOLS, opens_reply=False)
     if prompt is None or whole is None:

@@ -1,11 +1,12 @@
 """Split a reply into thinking, text and calls while it is being sampled.
 
-A reply is thinking, then text, then calls, and each may be missing. The splitter reads ids as they come and says how
-much of the thinking and of the text may be shown. What is shown is a beginning of the final message, however the reply
-goes on. So the splitter withholds what is not decided: white space at the end, unfinished letters, a possible beginning
-of a mark or of a stop string, and everything from the first call on, which is text if a call is malformed.
+A reply is thinking, then text, then calls, and each may be missing. The splitter reads ids as they are sampled, and
+finds how much of the thinking and of the text can be shown. The shown part is a beginning of the final message,
+however the reply continues. So the splitter withholds what is undecided: white space at the end, incomplete characters,
+a possible beginning of a mark or a stop string, and everything from the first call on, which becomes text if a call is
+malformed.
 
-The message of a whole reply is made by the same splitter. So a streamed and an unstreamed reply are equal.
+The same splitter makes the message of a complete reply. So a streamed and an unstreamed reply are equal.
 """
 
 import codecs
@@ -33,9 +34,9 @@ class Mark(enum.Enum):
 class ReplyPart(enum.Enum):
     """The part of a reply that is being read."""
 
-    OPENING = "opening"  # nothing but white space so far
+    OPENING = "opening"  # only white space so far
     THINKING = "thinking"
-    DRAFT = "draft"  # a call while thinking is open: part of the thinking if that is closed later, else the calls
+    DRAFT = "draft"  # a call while thinking is open: part of the thinking if that is closed later, else a call
     TEXT = "text"
     CALLS = "calls"
 
@@ -46,15 +47,15 @@ class SplitRules(msgspec.Struct, frozen=True):
     tokenizer: FolderTokenizer
     in_thinking: CallInThinking
     tokens: dict[int, Mark]  # the ids that are marks
-    spelled: dict[str, Mark]  # the marks that count whatever ids spell them
-    openings: tuple[str, ...]  # those of them with which a reply may begin
-    inside: dict[ReplyPart, tuple[str, ...]]  # and those that count inside a part
-    id_by_id: frozenset[ReplyPart]  # where a spelled mark may end the thinking, so that the id that completes it counts
-    json_call: bool  # a reply that begins with `{` may be a call, and is text if it is none
+    spelled: dict[str, Mark]  # the marks that any ids may spell
+    openings: tuple[str, ...]  # the spelled marks with which a reply may begin
+    inside: dict[ReplyPart, tuple[str, ...]]  # the spelled marks that count inside a part
+    id_by_id: frozenset[ReplyPart]  # parts that are read id by id, since a spelled mark may end the thinking at any id
+    json_call: bool  # a reply that begins with `{` may be a call; otherwise it is text
 
 
 def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence[int]) -> SplitRules | None:
-    """The rules for a family and its tokenizer; None: its replies are taken apart when they are whole."""
+    """The rules for a family and its tokenizer, or None if its replies are parsed only when they have ended."""
     marks = REPLY_MARKS.get(family)
     if marks is None or not tokenizer.is_byte_level:
         return None
@@ -94,36 +95,36 @@ def find_split_rules(family: str, tokenizer: FolderTokenizer, stop_ids: Sequence
 
 
 class ReplySplitter:
-    """Splits one reply. Its cost is linear in the ids that it is given."""
+    """Splits one reply. Its cost is linear in the number of ids."""
 
     def __init__(self, rules: SplitRules, thinking_begun: bool, stop_strings: Sequence[str]) -> None:
-        """`thinking_begun`: the prompt has opened the thinking. `stop_strings` are those that may end the reply."""
+        """`thinking_begun`: the prompt has opened the thinking. `stop_strings` may end the reply."""
         stops = tuple(stop for stop in stop_strings if stop)
         self._rules = rules
         self._part = ReplyPart.THINKING if thinking_begun else ReplyPart.OPENING
         self._utf8 = _Utf8(errors="replace")
-        self._undecided = ""  # letters that may begin a spelled mark
+        self._undecided = ""  # text that may begin a spelled mark
         self._reasoning, self._text = _Shown(stops), _Shown(stops)
         self._calls: list[str] = []  # all text from the first mark of a call on
         self._ended = False  # by a stop id
         self._ids = 0
         self._ids_before_calls = 0
-        self.reasoning_ids = 0  # how many ids the thinking took, its marks included; known when it has ended
+        self.reasoning_ids = 0  # number of ids of the thinking with its marks; known when it has ended
 
     @property
     def reasoning(self) -> str:
-        """The thinking that may be shown so far. It only grows."""
+        """The thinking that can be shown so far. It only grows."""
         return self._reasoning.shown
 
     @property
     def text(self) -> str:
-        """The text that may be shown so far. It only grows."""
+        """The text that can be shown so far. It only grows."""
         return self._text.shown
 
     def add(self, ids: Sequence[int]) -> None:
-        """Read the ids that were sampled since the last time."""
+        """Read the ids sampled since the last call."""
         tokens, token_bytes = self._rules.tokens, self._rules.tokenizer.token_bytes
-        run: list[bytes] = []  # of ids that are no marks
+        run: list[bytes] = []  # of ids that are not marks
         for token in ids:
             if self._ended:
                 return
@@ -144,7 +145,7 @@ class ReplySplitter:
         self._read(self._utf8.decode(b"".join(run)))
 
     def end(self) -> None:
-        """Decide what is open, since no more ids will come."""
+        """Decide the undecided parts, since no more ids will come."""
         self._settle()
         if self._part is ReplyPart.THINKING:
             self.reasoning_ids = self._ids
@@ -152,7 +153,7 @@ class ReplySplitter:
             self._end_thinking(self._ids_before_calls, ReplyPart.CALLS)
 
     def parse(self, reply: Sequence[int], response: Response | None, *, calls_as_text: bool) -> Parsed:
-        """A whole reply, read by a splitter that is new, with the renderer's calls."""
+        """Parse a complete reply with a new splitter, and take the calls from the renderer's response."""
         self.add(reply)
         self.end()
         has_calls = self._part is ReplyPart.CALLS
@@ -160,7 +161,7 @@ class ReplySplitter:
         # A renderer may find calls where the splitter has thinking.
         attempts = [call for call in attempts if not call.token_span or call.token_span[0] >= self.reasoning_ids]
         good = [call for call in map(delivered, attempts) if call is not None]
-        unread = has_calls and not attempts and not self._rules.json_call  # the mark of a call, and nothing like one
+        unread = has_calls and not attempts and not self._rules.json_call  # the mark of a call, but no call
         denied = bool(attempts) and calls_as_text
         malformed = response is None or unread or denied or len(good) < len(attempts)
         if malformed or not good:
@@ -176,7 +177,7 @@ class ReplySplitter:
         )
 
     def _read(self, text: str) -> None:
-        """Put text into its part; marks may be spelled in it."""
+        """Add text to its part; marks may be spelled in it."""
         if not text:
             return
         text, self._undecided = self._undecided + text, ""
@@ -197,7 +198,7 @@ class ReplySplitter:
         return _first(text, self._rules.inside[self._part])
 
     def _settle(self) -> None:
-        """Put what is undecided into its part: nothing follows that could complete a letter or a spelled mark."""
+        """Add the undecided text to its part, since nothing follows that could complete a character or a mark."""
         self._read(self._utf8.decode(b"", True))
         self._put(self._undecided)
         self._undecided = ""
@@ -215,13 +216,13 @@ class ReplySplitter:
                 self._part = ReplyPart.TEXT
 
     def _take(self, mark: Mark, written: str) -> None:
-        """Go on to the part that a mark begins. Where it means nothing it is text like any other."""
+        """Enter the part that a mark begins. A mark without a meaning there is ordinary text."""
         part, in_thinking = self._part, self._rules.in_thinking
         if mark is Mark.THINK_START and part is ReplyPart.OPENING:
             self._text.clear()
             self._part = ReplyPart.THINKING
         elif mark is Mark.THINK_START and part is ReplyPart.THINKING:
-            pass  # the model has opened it again
+            pass  # the model has opened thinking again
         elif mark is Mark.THINK_END and part in (ReplyPart.THINKING, ReplyPart.DRAFT):
             self._reasoning.add("".join(self._calls))
             self._calls.clear()
@@ -246,9 +247,10 @@ class ReplySplitter:
 
 
 class PlainText:
-    """The text of a reply that is not taken apart, as far as it may be shown: it continues a prompt that was given.
+    """The text that can be shown of a reply to a prompt of text or ids, which is not split into parts.
 
-    It ends before a stop id, and before a stop string; what may begin one is withheld, and so are unfinished letters.
+    It ends before a stop id or a stop string. A possible beginning of a stop string is withheld, and so are incomplete
+    characters.
     """
 
     reasoning = ""
@@ -258,12 +260,12 @@ class PlainText:
         self._stop_ids = frozenset(stop_ids)
         self._stops = tuple(stop for stop in stop_strings if stop)
         self._utf8 = _Utf8(errors="replace")
-        self._held = ""  # what follows the text that is shown
+        self._held = ""  # the withheld text after the shown text
         self._ended = False
         self.text = ""
 
     def add(self, ids: Sequence[int]) -> None:
-        """Read the ids that were sampled since the last time."""
+        """Read the ids sampled since the last call."""
         if self._ended:
             return
         end = next((at for at, token in enumerate(ids) if token in self._stop_ids), None)
@@ -277,7 +279,7 @@ class PlainText:
 
 
 class _Shown:
-    """A text that grows, and how much of it may be shown.
+    """A growing text, and the part of it that can be shown.
 
     White space at either end is never shown, nor a stop string and what follows it, nor a possible beginning of one.
     """
@@ -285,34 +287,34 @@ class _Shown:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
-        self._held = ""  # what follows the text that is shown
-        self._is_blank = True  # what is held is only white space
+        self._held = ""  # the withheld text after the shown text
+        self._is_blank = True  # the withheld text is only white space
         self._stopped = False
         self.shown = ""
 
     def add(self, text: str) -> None:
-        known = max(len(self._held) - self._longest, 0)  # no stop string begins before
+        known = max(len(self._held) - self._longest, 0)  # no stop string begins before this position
         self._held += text
         if self._stopped:
             return
         at, stop = _first(self._held, self._stops, known)
         self._stopped = stop is not None
         if stop is None and self._is_blank and text.isspace():
-            return  # nothing can be shown, however much of it there is
+            return  # nothing can be shown yet
         self._show(at)
         self._is_blank = not self._held.strip()
 
     def close(self) -> None:
-        """Show all of it: it goes on after whatever stop string is in it, so that one did not end the reply."""
+        """Show all of it: the reply continues after this text, so a stop string in it did not end the reply."""
         self._show(len(self._held))
         self.clear()
 
     def clear(self) -> None:
-        """Forget text that has not been shown."""
+        """Drop the text that has not been shown."""
         self._held, self._stopped, self._is_blank = "", False, True
 
     def whole(self) -> str:
-        """All of it, when the reply has ended: up to a stop string, if there is one."""
+        """The complete text of an ended reply, up to a stop string if there is one."""
         return self.shown if self._stopped else f"{self.shown}{self._held}".strip()
 
     def _show(self, end: int) -> None:
@@ -320,16 +322,16 @@ class _Shown:
         if not text:
             return
         self._held = self._held[len(text) :]
-        # Python extends a text in place if nothing else refers to it, which takes time for the new part only.
+        # Python extends a string in place if nothing else refers to it, so this costs time only for the new part.
         shown, self.shown = self.shown, ""
         shown += text if shown else text.lstrip()
         self.shown = shown
 
 
 def _first(text: str, marks: tuple[str, ...], start: int = 0) -> tuple[int, str | None]:
-    """Where the first of some marks is, and which; None: what is there may be the beginning of one, or is the end.
+    """Find the first of some marks, from `start` on. Return its position and the mark.
 
-    It is looked for from `start` on.
+    The mark is None if only a possible beginning of one is there, or the end of the text.
     """
     found: str | None = None
     first = len(text)
@@ -342,6 +344,6 @@ def _first(text: str, marks: tuple[str, ...], start: int = 0) -> tuple[int, str 
 
 
 def _begun(text: str, mark: str) -> int:
-    """With how many letters of a mark a text ends."""
+    """How many characters of the beginning of a mark a text ends with."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)

@@ -1,4 +1,4 @@
-"""Prompts for endpoints that take messages and give a message: nothing is tokenized, and a turn has no ids."""
+"""Prompts for endpoints that take messages and return a message: nothing is tokenized, and a turn has no ids."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _CHARACTERS_A_TOKEN = 4
 
 
 class TextOnlyPrompts(ChatPrompts):
-    """Takes the place of a model's prompts: the endpoint renders, tokenizes and parses by itself."""
+    """Replaces a model's prompts if the endpoint itself renders, tokenizes and parses."""
 
     def __init__(self) -> None:  # deliberately without the model folder of its parent
         self.folder = ""
@@ -29,7 +29,7 @@ class TextOnlyPrompts(ChatPrompts):
 
     @property
     def switches_thinking(self) -> bool:
-        return True  # the agent's wish is passed on
+        return True  # the agent's setting is passed on
 
     def describe(self) -> str:
         return "prompts by the endpoint: messages are passed on, no token ids are recorded, and nothing trains"

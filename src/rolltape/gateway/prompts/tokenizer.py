@@ -1,7 +1,7 @@
-"""A model folder's tokenizer, with the interface of transformers that renderers need.
+"""A model folder's tokenizer, with the part of transformers' interface that renderers need.
 
-It remembers the ids of recent texts: an agent sends its whole history with every request, and sessions share system
-prompts and tools. So most texts that are rendered into prompts have been encoded before.
+It caches the ids of recent texts. An agent sends its whole history with every request, and sessions share system
+prompts and tools, so most texts of a prompt have been encoded before.
 """
 
 import enum
@@ -24,12 +24,12 @@ from rolltape.gateway.prompts.chat_template import ChatTemplate
 from rolltape.samples.spelling import spell_by
 
 MAX_BYTES = 64 * 2**20  # about eight million tokens with their texts
-_ENTRY_BYTES = 250  # what a remembered text costs beside its characters and ids, measured
-# These treat a piece of text alike wherever it stands. Metaspace does so too, unless it marks only the first piece.
+_ENTRY_BYTES = 250  # measured cost of a cached text beside its characters and ids
+# These split a piece of text in the same way everywhere. So does Metaspace, unless it marks only the first piece.
 _PRE_TOKENIZERS = frozenset(
     {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
 )
-# How byte-level vocabularies write a byte: printable ones as their Latin-1 letter, the others from U+0100 on.
+# How byte-level vocabularies write a byte: printable ones as their Latin-1 character, the others from U+0100 on.
 _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _BYTE_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + at): byte for at, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
@@ -37,14 +37,14 @@ _BYTE_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
 
 
 class SpecialText(enum.StrEnum):
-    """What becomes of a special token that is spelled out in user or tool text."""
+    """How to encode a special token that is spelled out in user or tool text."""
 
-    PASS = "pass"  # it is that token, as the model's own template has it
-    PLAIN = "plain"  # it is ordinary text
+    PASS = "pass"  # as that token, like the model's own template
+    PLAIN = "plain"  # as ordinary text
 
 
 class FolderTokenizer:
-    """Encodes and decodes by a folder's `tokenizer.json`. What it gives never changes: threads share it."""
+    """Encodes and decodes by a folder's `tokenizer.json`. Threads may share it."""
 
     def __init__(self, folder: Path, special_text: SpecialText = SpecialText.PASS) -> None:
         file = folder / "tokenizer.json"
@@ -67,12 +67,12 @@ class FolderTokenizer:
         self.unk_token_id = self._id_or_none(tokens.get("unk_token"))
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.all_special_tokens = [token.content for token in added if token.special]
-        # Tokens such as <tool_call>, which the vocabulary does not call special, have as much power over the model.
+        # Includes tokens such as <tool_call>, which the vocabulary does not mark as special, but which act alike.
         spelled = pattern_of(token.content for token in added)
         self._spelled = re.compile(spelled) if spelled else None
         template = ChatTemplate.source_in(folder, config)
         self.template = None if template is None else ChatTemplate(template, tokens, where=str(folder))
-        # Random, so that no text can forge them; letters and digits, so that JSON and templates leave them alone.
+        # Random, so that no text can forge them; letters and digits, so that JSON and templates do not change them.
         secret = secrets.token_hex(8)
         self._open, self._close = f"q{secret}b", f"q{secret}e"
         self._marked = re.compile(f"{self._open}(.*?){self._close}", re.DOTALL)
@@ -81,7 +81,7 @@ class FolderTokenizer:
         self._bytes: dict[int, bytes] = {}
 
     def guard(self, text: str) -> tuple[str, int]:
-        """A user's or tool's text as `encode` shall get it, and how many special tokens are spelled out in it."""
+        """Prepare a user's or tool's text for `encode`. Also return how many special tokens are spelled out in it."""
         if self._spelled is None:
             return text, 0
         if self._plain is None:
@@ -89,7 +89,7 @@ class FolderTokenizer:
         return self._spelled.subn(rf"{self._open}\g<0>{self._close}", text)
 
     def encode(self, text: str, **_: object) -> list[int]:
-        """The ids of a text, nothing added around it."""
+        """The ids of a text, without added special tokens."""
         if self._plain is None or self._open not in text:
             return self._encoder.encode(text)
         parts = self._marked.split(text)
@@ -101,7 +101,7 @@ class FolderTokenizer:
         return ids
 
     def encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The ids of a text that is a prompt by itself."""
+        """The ids of a text that is a complete prompt."""
         if not add_special_tokens:
             return self._encoder.encode(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
@@ -113,11 +113,11 @@ class FolderTokenizer:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether the text of ids is their bytes put together, so that each can be decoded by itself."""
+        """Whether the text of ids is the concatenation of their bytes, so that each can be decoded alone."""
         return isinstance(self._tokenizer.decoder, decoders.ByteLevel)
 
     def token_bytes(self, token: int) -> bytes:
-        """What one id adds to a text, in a byte-level vocabulary; nothing for an id outside it."""
+        """The bytes of one id in a byte-level vocabulary; empty for an id outside it."""
         found = self._bytes.get(token)
         if found is None:
             written = (self._tokenizer.id_to_token(token) if token >= 0 else None) or ""
@@ -144,7 +144,7 @@ class FolderTokenizer:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object of a model folder; empty where there is no such file."""
+    """A JSON object in a model folder; empty if there is no such file."""
     if not file.is_file():
         return {}
     try:
@@ -161,30 +161,30 @@ def _loaded(source: bytes, file: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(source)
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
         raise CheckpointError(f"{file}: no tokenizer: {error}") from None
-    # Some files carry the lengths of the last training batch, which transformers ignores too.
+    # Some files contain the lengths of the last training batch, which transformers ignores too.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def _without_added(source: bytes, file: Path) -> Tokenizer:
-    """The same vocabulary without its added tokens: what is spelled like one is encoded as any text."""
+    """The same vocabulary without its added tokens, so that their spelling is encoded as ordinary text."""
     bare = json.loads(source) | {"added_tokens": [], "post_processor": None}
     return _loaded(json.dumps(bare).encode(), file)
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and their like, by name."""
+    """bos_token, eos_token and the like, by name."""
     named = {name: value for name, value in config.items() if name.endswith("_token")}
     named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 class TextEncoder:
-    """Gives exactly the ids that its tokenizer gives, nothing added around them. Threads share it.
+    """Encodes exactly as its tokenizer does, without added special tokens. Threads may share it.
 
-    A text is split at the added tokens spelled out in it, as the tokenizer itself does, and each piece is remembered.
-    So a conversation that a chat template joined into one text is encoded only where it is new.
+    A text is split at the added tokens spelled out in it, as the tokenizer itself does, and each piece is cached.
+    So of a conversation that a chat template joined into one text, only new pieces are encoded.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_bytes: int = MAX_BYTES) -> None:
@@ -209,7 +209,7 @@ class TextEncoder:
         return ids
 
     def _encode_new(self, piece: str) -> list[int]:
-        # The batch form lets other threads run meanwhile, and gives no offsets, which halves the time.
+        # The batch form lets other threads run, and computes no offsets, which halves the time.
         ids: list[int] = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids
         self._recent.put(piece, ids)
         return ids
@@ -221,7 +221,7 @@ class _Entry(NamedTuple):
 
 
 class _RecentTexts:
-    """Ids by text, up to a number of bytes; the text that was not asked for the longest time goes first."""
+    """A cache of ids by text, up to a number of bytes; the least recently used text is dropped first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -243,7 +243,7 @@ class _RecentTexts:
         if entry.size > self._max_bytes:
             return
         with self._lock:
-            if text in self._entries:  # another thread encoded it meanwhile
+            if text in self._entries:  # another thread has encoded it
                 return
             self._entries[text] = entry
             self._bytes += entry.size
@@ -254,8 +254,8 @@ class _RecentTexts:
 def pattern_of(words: Iterable[str]) -> str:
     """A regular expression for the longest of these words that begins at a place.
 
-    It branches letter by letter. Some vocabularies add 800 tokens that begin alike, and trying one after the other
-    takes longer than tokenizing.
+    It branches letter by letter. Some vocabularies add 800 tokens with the same beginning, and trying them one by
+    one takes longer than tokenizing.
     """
     rest = set(words)
     by_letter: dict[str, list[str]] = {}
@@ -271,13 +271,13 @@ def pattern_of(words: Iterable[str]) -> str:
 
 
 def _splitting_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The added tokens, with their ids, at which the tokenizer splits a text before all else.
+    """The added tokens, with their ids, at which the tokenizer splits a text first of all.
 
-    There are none where the ids of a piece may depend on what is around it.
+    Empty if the ids of a piece may depend on the text around it.
     """
     if not _treats_pieces_alike(tokenizer):
         return {}
-    # The tokenizer looks for the other added tokens later, in each piece, once it is normalized.
+    # The tokenizer looks for the other added tokens later, in each normalized piece.
     first = {id_: token for id_, token in tokenizer.get_added_tokens_decoder().items() if not token.normalized}
     if any(token.lstrip or token.rstrip or token.single_word for token in first.values()):
         return {}

@@ -1,15 +1,15 @@
-"""Connections of a port that several workers share: each goes to the worker whose session is asked for.
+"""Connections of a port that several workers share: each goes to the worker of the session that it asks for.
 
-The first bytes of a request mostly hold a session's key, and a key names its worker. The connection itself is passed on
-with them, through a Unix socket, so that nobody stands in between. What cannot be passed on is forwarded (see
-`forwarding`).
+The first bytes of a request usually contain a session's key, and the key names its worker. The connection itself is
+passed on with these bytes, through a Unix socket, so no worker relays the rest. Requests that cannot be passed on are
+forwarded (see `forwarding`).
 
-A client that shares connections among sessions has them passed to and fro. So a worker that passes one on for the
-second time keeps its copy, with the parser, and reads it again when it comes back.
+If a client shares a connection among sessions, the connection is passed back and forth. So a worker that passes it on
+for the second time keeps its copy, with the parser, and reads it again when it comes back.
 
-- One worker at a time reads a connection. When it is closed, that worker tells the others to let go of their copies.
-- A worker that dies tells nothing. Whoever has passed a connection on to it lets go, and tells the others to.
-- The worker that reads a connection lets nobody tell it to let go.
+- One worker at a time reads a connection. When it is closed, that worker tells the others to close their copies.
+- A worker that dies tells nothing. The workers that passed connections on to it close their copies and tell the others.
+- The worker that reads a connection ignores such messages.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ _KEY = re.compile(rb"rts-([0-9a-f]{8})[\w-]{32}")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\n(transfer-encoding|upgrade):", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.05  # whether the reply before a request that is to be passed on has ended
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.05  # between checks whether the previous reply has ended
 
 
 class SharedPort:
-    """Accepts connections of a shared port, passes on those of other workers' sessions, and takes theirs."""
+    """Accepts connections of a shared port, passes on those for other workers, and receives connections from them."""
 
     def __init__(self, server: web.Server, own: Peer, siblings: Siblings) -> None:
         self._server = server
@@ -46,18 +46,18 @@ class SharedPort:
         self._path = _path(own)
         self._numbers = itertools.count()
         self._links: dict[bytes, WorkerLink] = {}  # to other workers, by their tags
-        self._copies: dict[bytes, _Connection] = {}  # of connections that others read, by their names
+        self._copies: dict[bytes, _Connection] = {}  # of connections that other workers read, by name
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_closed = False
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
-        """Take connections, from the listener and from other workers."""
+        """Start to accept connections, from the listener and from other workers."""
         self._inlet = Inlet(self._path, self._take, self._drop_copy)
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(lambda: _Connection(self), sock=listener, backlog=backlog)
 
     def close(self) -> None:
-        """Take no more, and pass nothing on."""
+        """Stop accepting connections and passing them on."""
         self._is_closed = True
         self._listening.close()
         self._inlet.close()
@@ -65,15 +65,15 @@ class SharedPort:
             link.close()
 
     def make_handler(self) -> web.RequestHandler:
-        """What serves a connection here."""
+        """Make aiohttp's handler for a connection that is served here."""
         return self._server()
 
     def new_name(self) -> bytes:
-        """A name for a connection that no other of these workers has."""
+        """A name for a connection, unique among these workers."""
         return self._own_tag + next(self._numbers).to_bytes(4)
 
     def find_link(self, data: bytes) -> WorkerLink | None:
-        """The way to the worker whose session the beginning of a request names; None: serve it here."""
+        """The link to the worker whose session a request names in its first bytes, or None to serve it here."""
         end = data.find(_HEAD_END)
         key = _KEY.search(data, 0, end if end >= 0 else len(data))
         return None if key is None or key[1] == self._own_tag else self._link_to(key[1])
@@ -90,12 +90,12 @@ class SharedPort:
         self._copies[connection.name] = connection
 
     def forget_copy(self, connection: "_Connection") -> None:
-        """This copy is closed."""
+        """Forget a copy that is closed."""
         if self._copies.get(connection.name) is connection:
             del self._copies[connection.name]
 
     def say_closed(self, name: bytes) -> None:
-        """Have the other workers let go of their copies."""
+        """Tell the other workers to close their copies."""
         for tag in self._siblings.other_tags():
             if (link := self._link_to(tag.encode())) is not None:
                 with contextlib.suppress(OSError):  # it has died
@@ -107,7 +107,7 @@ class SharedPort:
             copy.let_go()
 
     def _lose(self, lost: WorkerLink) -> None:
-        """Let go of all connections that were passed on to a worker that has died."""
+        """Close the copies of all connections that were passed on to a worker that has died."""
         self._links = {tag: link for tag, link in self._links.items() if link is not lost}
         for name in [name for name, copy in self._copies.items() if copy.passed_to is lost]:
             self._drop_copy(name)
@@ -140,18 +140,18 @@ class _Connection(asyncio.Protocol):
     """A connection, served here until a request on it is for a session of another worker."""
 
     def __init__(self, port: SharedPort, passed: PassedOn | None = None) -> None:
-        """`passed`: another worker has passed it on."""
+        """`passed` is set if another worker has passed the connection on."""
         self._port = port
-        self._data = b"" if passed is None else passed.data  # what was read and is neither served nor passed on
+        self._data = b"" if passed is None else passed.data  # read, but neither served nor passed on yet
         self._has_copies = passed is not None and passed.has_copies
         self._handler: web.RequestHandler | None = None
-        self._left: int | None = 0  # bytes of the current request that have not come; None: unknown from now on
-        self._held: asyncio.TimerHandle | None = None  # a request is to be passed on when the reply before it has ended
-        self.name = b"" if passed is None else passed.name  # empty: it was never passed on
-        self.passed_to: WorkerLink | None = None  # None: it is read here
+        self._left: int | None = 0  # missing bytes of the current request; None: unknown from now on
+        self._held: asyncio.TimerHandle | None = None  # passes a request on when the previous reply has ended
+        self.name = b"" if passed is None else passed.name  # empty if it was never passed on
+        self.passed_to: WorkerLink | None = None  # None if it is read here
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of a class of their own
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have another class
         if self._data:
             self._serve(self._data)
             self._data = b""
@@ -173,7 +173,7 @@ class _Connection(asyncio.Protocol):
         if self.passed_to is not None:
             self._port.forget_copy(self)
         elif self._has_copies:
-            # The client is to see it at once, and not when the other workers have let go.
+            # So the client sees it at once, and not only when the other workers have closed their copies.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fileno())) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
             self._port.say_closed(self.name)
@@ -187,7 +187,7 @@ class _Connection(asyncio.Protocol):
             self._handler.resume_writing()
 
     def come_back(self, data: bytes) -> bool:
-        """Read it again, from the request on that begins with `data`; False: it was closed here meanwhile."""
+        """Read the connection again, from the request that begins with `data`. Return False if it is closed here."""
         if self._transport.is_closing():
             return False
         self.passed_to = None
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _pass_on(self, link: WorkerLink, look_s: float) -> None:
-        """Give the connection to another worker, together with what was read, once nothing of it is left to do here."""
+        """Pass the connection with the bytes read to another worker, once its earlier requests are answered."""
         self._held = None
         if self._transport.is_closing():
             return
@@ -215,7 +215,7 @@ class _Connection(asyncio.Protocol):
         self.name = self.name or self._port.new_name()
         try:
             link.pass_on(PassedOn(self.name, self._fileno(), data, is_shared))
-        except OSError:  # it has died: its session goes on here
+        except OSError:  # that worker has died: its session continues here
             self._transport.resume_reading()
             self._serve(data)
             return
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
     def _serve(self, data: bytes) -> None:
         if self._left == 0:
             self._left = _request_bytes(data)
-        if self._left is not None:  # more than a request has: the next one is on its way, and begins in here
+        if self._left is not None:  # more bytes than the request has: the next one begins in them
             self._left = self._left - len(data) if self._left >= len(data) else None
         if self._handler is None:
             self._handler = self._port.make_handler()
@@ -240,7 +240,7 @@ class _Connection(asyncio.Protocol):
         self._handler.data_received(data)
 
     def _is_idle(self) -> bool:
-        """Whether nothing of an earlier request is left here; what aiohttp has no public word for is its `_waiter`."""
+        """Whether all earlier requests are answered. aiohttp has no public name for this, so its `_waiter` is read."""
         if self._handler is None:
             return True
         waiter: asyncio.Future[None] | None = getattr(self._handler, "_waiter", None)
@@ -252,7 +252,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _request_bytes(data: bytes) -> int | None:
-    """The length of the request that begins so; None: nobody knows yet."""
+    """The length of the request that begins with these bytes, or None if unknown."""
     end = data.find(_HEAD_END)
     if end < 0 or _CHUNKED.search(data, 0, end):
         return None

@@ -1,4 +1,4 @@
-"""The HTTP API of whoever runs the agents: open, inspect, finish and drop sessions; weights; metrics."""
+"""The admin's HTTP API: open, inspect, finish and drop sessions; change weights; read metrics."""
 
 import asyncio
 from collections import Counter
@@ -23,12 +23,12 @@ from rolltape.gateway.wire import base_urls, named_urls
 
 T = TypeVar("T")
 
-SCHEMA = 1  # of these bodies; a change that breaks a reader raises it
-# How the figures of several workers are added up.
+SCHEMA = 1  # the version of these bodies, increased by a change that breaks readers
+# How the figures of several workers are combined.
 _SUMMED = ("sessions", "in_flight")
 _TALLIES = ("counts", "unbridged", "ignored_params")
 _PER_SECOND = ("turns_per_s", "sampled_tokens_per_s")
-_SAME = ("rolltape_paused", "rolltape_engines_up")  # each worker says the same
+_SAME = ("rolltape_paused", "rolltape_engines_up")  # the same for each worker
 
 _Words = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -36,13 +36,13 @@ _Words = Annotated[str, msgspec.Meta(min_length=1)]
 class WeightsName(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /weights` and `/weights/pause`."""
 
-    version: _Words | None = None  # None: the weights stay what they are called
+    version: _Words | None = None  # None: the version stays the same
 
 
 class ResumedWeights(WeightsName, forbid_unknown_fields=True):
     """The body of `POST /weights/resume`."""
 
-    folder: _Words | None = None  # where the weights of that version are, for engines that restart; None: not known
+    folder: _Words | None = None  # of the weights of that version, for engines that restart; None if unknown
 
 
 class NewWeights(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class DropReason(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    """Handlers for whoever holds the admin key."""
+    """Handlers for requests with the admin key."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Admin:
         self._siblings = siblings
 
     async def _others(self, request: web.Request, body: dict[str, Any] | None = None) -> list[bytes]:
-        """What the other workers answer to the same request; nothing, if one of them asks."""
+        """The other workers' answers to the same request; none if a worker forwarded the request."""
         if self._forwarding.is_forwarded(request) or not (others := self._siblings.others()):
             return []
         data = b"" if body is None else msgspec.json.encode(body)
@@ -172,7 +172,7 @@ class Admin:
             answers = await self._forwarding.ask(others, "POST", path, msgspec.json.encode(body))
             return [msgspec.json.decode(answer) for answer in answers]
 
-        # A client that does not wait for the answer does not leave the engines between two weights.
+        # Shielded: a client that disconnects must not leave the engines with different weights.
         updating = asyncio.ensure_future(
             self._service.weights.update(asked.folder, asked.version, ask_workers if others else None)
         )
@@ -200,7 +200,7 @@ class Admin:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _read(self, request: web.Request, kind: type[T]) -> T:
-        """Parse a body of that kind after checking the admin key; no body counts as an empty object."""
+        """Check the admin key, then parse a body of this type; no body counts as an empty object."""
         self._guard.admit_admin(request)
         body = request[BODY] = await read_body(request, self._service.settings, asyncio.to_thread)
         try:
@@ -227,7 +227,7 @@ def described(session: OpenSession) -> dict[str, Any]:
 
 
 def finished_json(done: Finished) -> bytes:
-    """What a finish returns; samples in the schema of `rolltape export --format jsonl`."""
+    """The answer to a finish; samples have the schema of `rolltape export --format jsonl`."""
     fields = {
         "schema": SCHEMA,
         "session": done.session,
@@ -250,7 +250,7 @@ def _json(value: dict[str, Any]) -> web.Response:
 
 
 def _add_status(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The status of all workers together; latencies are those of the slowest."""
+    """The combined status of all workers; latencies are those of the slowest."""
     whole = dict(parts[0])
     for name in _SUMMED:
         whole[name] = sum(part[name] for part in parts)
@@ -270,8 +270,8 @@ def _add_status(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def add_metrics(parts: Sequence[bytes]) -> bytes:
-    """The metrics of all workers together, in the order of the first; times of creation are the latest."""
-    lines: dict[str, float | None] = {}  # by what comes before the value; None: a comment
+    """The combined metrics of all workers, in the order of the first; creation times are the latest."""
+    lines: dict[str, float | None] = {}  # by the text before the value; None for a comment
     for part in parts:
         for line in part.decode().splitlines():
             if line.startswith("#"):

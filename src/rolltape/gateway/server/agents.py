@@ -1,4 +1,4 @@
-"""The HTTP routes that agents call: those of every dialect, below `/`, `/s/{key}` and `/with/{identity}`."""
+"""The HTTP routes that agents call: the routes of every dialect, below `/`, `/s/{key}` and `/with/{identity}`."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ class Agents:
             Answers.MODELS: (web.get, self._models),
             Answers.MODEL: (web.get, self._model),
         }
-        # Claude Code looks at its base URL as it is, with HEAD.
+        # Claude Code sends HEAD to its base URL itself.
         found = [web.get(path, _hello) for path in ("/", "/s/{key}", "/s/{key}/")]
         for route in dict.fromkeys(route for dialect in DIALECTS for route in dialect.routes):
             method, handler = answers[route.answers]
@@ -127,7 +127,7 @@ class Agents:
     async def _stream(
         self, dialect: Dialect, http: web.Request, turn: GatewayTurn, request: ChatRequest
     ) -> web.StreamResponse:
-        """Send what may be shown as it comes; calls and the end when the turn is durable."""
+        """Send reasoning and text while they are sampled; calls and the end when the turn is durable."""
         kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers={**_headers(turn, turn.ignored_params), **kind})
         writer = await response.prepare(http)
@@ -142,7 +142,7 @@ class Agents:
         sent = _Sent()
         try:
             while not turn.done:
-                changed = turn.change()  # before looking, so that no change is missed
+                changed = turn.change()  # before the check, so that no change is missed
                 if more := sent.more(stream, turn):
                     await response.write(more)
                 elif not (await asyncio.wait({changed}, timeout=self._service.settings.keepalive_s))[0]:
@@ -207,7 +207,7 @@ class Agents:
         return web.Response(body=body, content_type="application/json")
 
     async def _find_session(self, dialect: Dialect, http: web.Request) -> tuple[OpenSession | None, str | None]:
-        """The session that a request's key opens, and the key. None, where requests open sessions by themselves.
+        """The session of a request's key, and the key. The session is None if requests open sessions themselves.
 
         Errors from here on are written in the form of the dialect.
         """
@@ -227,7 +227,7 @@ class Agents:
     async def _read(
         self, http: web.Request, session: OpenSession | None, key: str | None, read: Callable[[bytes], ChatRequest]
     ) -> ChatRequest:
-        """Parse a request; raises BadRequest, also for what is beyond the limits."""
+        """Parse a request; raises BadRequest, also if it exceeds a limit."""
         service, settings = self._service, self._service.settings
         work = session.work if session is not None else service.open_sessions.work(key)
         context = service.turns.context_of(session)
@@ -264,7 +264,7 @@ class Agents:
             raise
 
     async def _ended(self, turn: GatewayTurn) -> None:
-        """Wait for a turn's reply; raises where there is none."""
+        """Wait for a turn's reply; raises an error if there is none."""
         await turn.ended()
         if turn.outcome.message is None:
             raise SessionEnded(f"session {turn.session.id} was closed before the reply had come")
@@ -273,22 +273,22 @@ class Agents:
 
 
 async def _by_client(handler: Handler, dialects: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
-    """Answer in the dialect that is meant, of those that have the route."""
+    """Answer in the dialect that the client means, of those that have the route."""
     return await handler(meant(http.headers, http.query, dialects), http)
 
 
 def _raw_identity(http: web.Request) -> str | None:
-    """What stands after `/with/`, still percent-encoded, since a value may hold any character; None: there is none."""
+    """The path segment after `/with/`, or None; still percent-encoded, since a value may hold any character."""
     return http.rel_url.raw_parts[2] if "identity" in http.match_info else None
 
 
 def _says_retry(http: web.Request) -> bool:
-    """Whether a client says that it asks again, as the SDKs do."""
+    """Whether a request's headers mark it as a retry, as the SDKs do."""
     return http.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
 class _Sent:
-    """What of a reply was sent to one client, in pieces: who held the whole text would have it copied each time."""
+    """What one client was sent of a reply. It is kept in pieces, since one text would be copied each time."""
 
     def __init__(self) -> None:
         self._reasoning: list[str] = []
@@ -296,7 +296,7 @@ class _Sent:
         self._lengths = (0, 0)
 
     def more(self, stream: ReplyStream, turn: GatewayTurn) -> bytes:
-        """The events for what may be shown and was not sent yet."""
+        """The events for the part of the reply that can be streamed and was not sent yet."""
         reasoning, text = turn.shown_after(*self._lengths)
         self._lengths = self._lengths[0] + len(reasoning), self._lengths[1] + len(text)
         self._reasoning.append(reasoning)
@@ -304,7 +304,7 @@ class _Sent:
         return (stream.reasoning(reasoning) if reasoning else b"") + (stream.text(text) if text else b"")
 
     def begins(self, shown: Shown) -> bool:
-        """Whether a whole reply begins with what was sent."""
+        """Whether a complete reply begins with what was sent."""
         return shown.reasoning.startswith("".join(self._reasoning)) and shown.text.startswith("".join(self._text))
 
 
@@ -313,11 +313,11 @@ async def _hello(_: web.Request) -> web.Response:
 
 
 def _headers(turn: GatewayTurn, ignored_params: Sequence[str]) -> dict[str, str]:
-    """The headers of a reply. A stream has them before it is known whether the engine takes everything."""
+    """The headers of a reply. A stream sends them before it is known whether the engine accepts all parameters."""
     headers = {"request-id": turn.id, "x-rolltape-session": turn.session.id}
     if ignored_params:
         listed = "; ".join(ignored_params)[:4000]
         value = "".join(letter if " " <= letter <= "~" else "?" for letter in listed)
         headers["x-rolltape-ignored-params"] = value
-        headers["x-rolltape-unhonoured"] = value  # the name of 0.1, which goes with 0.3
+        headers["x-rolltape-unhonoured"] = value  # the name in 0.1; removed in 0.3
     return headers

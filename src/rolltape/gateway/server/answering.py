@@ -1,5 +1,5 @@
-"""What every HTTP request goes through, whatever its route: its body is read within limits, its reply is written to a
-client that takes it, and its errors are answered in its API's own form and logged without keys."""
+"""What all HTTP routes share: bodies are read within limits, a client that reads nothing is dropped, and errors are
+answered in the API's own form and logged without keys."""
 
 import asyncio
 import logging
@@ -26,28 +26,28 @@ from rolltape.gateway.wire.protocol import Dialect
 gateway_log = logging.getLogger("rolltape.gateway")
 log = logging.getLogger("rolltape.access")
 
-# What is known of a request, for whoever answers and logs it if it fails.
+# Set on a request for the answer and the log line if it fails.
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
 SESSION: web.RequestKey[str] = web.RequestKey("session", str)
 
 _KEY_IN_PATH = re.compile(r"^/+s/+[^/]+")
-_KEY = re.compile(r"(rts|rta)-[\w-]{32,}")  # a session's or the gateway's, wherever somebody put it
+_KEY = re.compile(r"(rts|rta)-[\w-]{32,}")  # a session's or the gateway's, anywhere in a request
 
-_PACKED = 2**16  # bytes that are unpacked at once
-_UNPACKED = 2**18  # bytes, at most, that come of them at once
+_PACKED = 2**16  # compressed bytes per call of zlib
+_UNPACKED = 2**18  # at most so many decompressed bytes per call
 _GZIP = 16 + zlib.MAX_WBITS
 
 _LOOKS_PER_STALL = 4
 
 # Runs long work off the event loop.
 OffLoop = Callable[..., Awaitable[bytes]]
-# Has the gateway that a request belongs to answer it.
+# Forwards a request to the gateway that serves its session.
 Forward = Callable[[web.Request, ServedElsewhere], Awaitable[web.StreamResponse]]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def answering_with(service: Service, forward: Forward) -> Middleware:
-    """Middleware of every request: errors are answered in their API's form and logged, without keys."""
+    """Middleware for every request: errors are answered in their API's form and logged, without keys."""
 
     async def answer(request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
@@ -101,7 +101,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             failed = not isinstance(status, int) or status >= 400
             if isinstance(status, int) and status >= 400:
                 service.metrics.count("errors", str(status))
-                if status < 500 and SESSION in request:  # a failure of ours has a turn that says so
+                if status < 500 and SESSION in request:  # a failure of the gateway is recorded with its turn
                     service.refused(request[SESSION], status, _without_keys(request, why))
             if failed or took_s > service.settings.slow_s:
                 what, who = f"{request.method} {_shown(request)}", request.get(SESSION, "-")
@@ -118,7 +118,7 @@ def _refusal(request: web.Request, status: int, message: str, *, final: bool, co
 
 
 def _shown(request: web.Request) -> str:
-    """A request's path for the log. Of one that has no route, only the words of routes: any other may be a key."""
+    """A request's path for the log. If no route matches, only words of routes are shown: others may be keys."""
     path = _path(request)
     if request.match_info.http_exception is None:
         return path
@@ -127,12 +127,12 @@ def _shown(request: web.Request) -> str:
 
 
 def _path(request: web.Request) -> str:
-    """A request's path as it came, without the key that may be in it."""
+    """A request's raw path, without a key in it."""
     return _without_keys(request, _KEY_IN_PATH.sub("/s/…", request.rel_url.raw_path))
 
 
 def _without_keys(request: web.Request, text: str) -> str:
-    """A text without the keys that a request carries, and whatever else looks like a key of ours."""
+    """A text without the keys of a request, and without anything else that looks like a key of a gateway."""
     for key in {dialect.find_key(request.headers, request.query) for dialect in DIALECTS}:
         if key:
             text = text.replace(key, "…")
@@ -140,14 +140,14 @@ def _without_keys(request: web.Request, text: str) -> str:
 
 
 def told_to_agent(error: Exception) -> str:
-    """What an agent is told of an error. Addresses of engines and local paths are in the log and on the turn alone."""
+    """The message of an error for the agent. Only the log and the turn have addresses of engines and local paths."""
     if isinstance(error, EngineFailed):
         return error.told
     return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log says how"
 
 
 class StreamFailed(GatewayError):
-    """An error that was sent within a stream, which has ended."""
+    """An error that was sent as the end of a stream."""
 
     def __init__(self, status: int, message: str, response: web.StreamResponse) -> None:
         super().__init__(message)
@@ -158,8 +158,8 @@ class StreamFailed(GatewayError):
 async def read_body(request: web.Request, settings: GatewaySettings, run: OffLoop) -> bytes:
     """The body, decompressed by `run`; raises HTTPRequestEntityTooLarge, BodyTimeout, or BadRequest.
 
-    The application leaves bodies as they come. So one that cannot be decompressed has been read to its end, and the
-    next request of its connection is found.
+    The application does not decompress bodies. So a damaged body is read to its end, and the next request of its
+    connection can be read.
     """
     most = settings.max_body_mib * 2**20
     try:
@@ -188,7 +188,7 @@ async def _parts(request: web.Request, most: int) -> tuple[list[bytes], int]:
 
 
 def unpack(raw: bytes, encoding: str, most: int) -> bytes:
-    """Decompress a body of at most so many bytes. It stops there: what a few bytes expand to is not made first."""
+    """Decompress a body to at most `most` bytes. It stops there, so that a small body cannot fill the memory."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise BadRequest(f"Content-Encoding is {encoding[:40]!r}; send gzip, deflate, or the body as it is")
     parts: list[bytes] = []
@@ -205,8 +205,8 @@ def unpack(raw: bytes, encoding: str, most: int) -> bytes:
 
 
 def _unpacked(raw: bytes, encoding: str) -> Iterator[bytes]:
-    """Parts of what was compressed, none of them large. A gzip may consist of several."""
-    # By the standard `deflate` has zlib's header, and some clients leave it out.
+    """Yield small parts of the decompressed body. A gzip may consist of several members."""
+    # By the standard, `deflate` has zlib's header. Some clients leave it out.
     bits = zlib.MAX_WBITS if raw[:1] and raw[0] & 0xF == zlib.DEFLATED else -zlib.MAX_WBITS
     unpacker = None
     for start in range(0, len(raw), _PACKED):
@@ -223,19 +223,19 @@ def _unpacked(raw: bytes, encoding: str) -> Iterator[bytes]:
 
 
 def drain_all(http: web.Request) -> None:
-    """Have a write return when all of it is out of this process, however large it is."""
+    """Make each write wait until all its bytes have left this process."""
     if http.transport is not None:
         http.transport.set_write_buffer_limits(0)
 
 
 class StallWatch:
-    """Drops the connection if, within a `with` block, its client takes nothing for `stall_s` of what was written.
+    """Drops the connection if, within a `with` block, its client reads nothing for `stall_s` although bytes wait.
 
-    A write that waits for that client then returns or raises, and its connection is seen to be closed.
+    A write that waits for that client then returns or raises, and its connection is closed.
     """
 
     def __init__(self, http: web.Request, writer: AbstractStreamWriter | None, stall_s: float) -> None:
-        assert writer is not None  # the response is not sent yet
+        assert writer is not None  # the response has been prepared, but not sent
         self._http = http
         self._writer = writer
         self._stall_s = stall_s

@@ -15,11 +15,12 @@ from rolltape.gateway.server.health import Health
 from rolltape.gateway.service import Service
 from rolltape.serving import is_loopback
 
-http_log = logging.getLogger("rolltape.http")  # of connections whose requests could not be read
+http_log = logging.getLogger("rolltape.http")  # for connections whose requests cannot be parsed
 
 
 def _hide_bytes(record: logging.LogRecord) -> bool:
-    """aiohttp shows bytes that it could not read, and a key may be among them. Clients that left are logged already."""
+    """Remove the bytes that aiohttp could not parse, since they may contain a key. Drop records of clients that left,
+    which are logged elsewhere."""
     left = record.exc_info is not None and isinstance(record.exc_info[1], ConnectionResetError)
     record.exc_info = record.exc_text = None
     return not left
@@ -31,7 +32,7 @@ http_log.addFilter(_hide_bytes)
 def make_app(
     service: Service, admin_key: str, public_url: Callable[[], str], forwarding: Forwarding, siblings: Siblings
 ) -> web.Application:
-    """The gateway as an application; `public_url` is asked once it listens."""
+    """The gateway as an application; `public_url` is called only after it listens."""
     settings = service.settings
     answering = answering_with(service, forwarding.forward)
     app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[answering])

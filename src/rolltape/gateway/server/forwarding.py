@@ -1,6 +1,6 @@
-"""Requests for sessions of another gateway of the run: forwarded to it, and its replies passed on as they come.
+"""Forward requests for sessions of another gateway of the run to it, and stream its replies back.
 
-That gateway records a reply as delivered when the one in between says so, and not when it has passed it on.
+The other gateway records a reply as delivered only when the forwarding gateway reports that its client got it.
 """
 
 import asyncio
@@ -18,24 +18,24 @@ from rolltape.gateway.peers import Peer, ServedElsewhere
 from rolltape.gateway.server.answering import StallWatch, drain_all
 from rolltape.serving import same_key
 
-# The body of a request, where it was read before it was known whose it is.
+# The body of a request that was read before its gateway was known.
 BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 
-FORWARDED = "x-rolltape-forwarded"  # the secret of the gateway that it is sent to, and a name for the request
+FORWARDED = "x-rolltape-forwarded"  # value: the secret of the receiving gateway, and a name for the request
 _OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", FORWARDED))
 _OF_BODY = frozenset(("content-encoding", "content-length"))
-_WORD_S = 60.0  # that is waited for the word of whoever passes a reply on
+_WORD_S = 60.0  # how long to wait for the report that a forwarded reply arrived
 
 
 class _Clients(NamedTuple):
-    """Connections to one gateway. What says that a reply arrived must not wait behind a reply."""
+    """Connections to one gateway. Reports of arrival have their own, so that they do not wait behind replies."""
 
     requests: aiohttp.ClientSession
     words: aiohttp.ClientSession
 
 
 class Forwarding:
-    """Forwards requests to the other gateways of a run, and takes theirs."""
+    """Forwards requests to the other gateways of a run, and recognizes requests that they forward."""
 
     def __init__(self, own: Peer, stall_s: float) -> None:
         self._own = own
@@ -48,12 +48,12 @@ class Forwarding:
         return [web.post("/forwarded/{name}/{arrived}", self._hear)]
 
     def is_forwarded(self, request: web.Request) -> bool:
-        """Whether another gateway of the run sent a request, and so answers for whom it admitted."""
+        """Whether another gateway of the run forwarded a request, after it checked the client's access."""
         secret = request.headers.get(FORWARDED, "").partition(" ")[0]
         return bool(secret) and same_key(secret, self._own.secret)
 
     async def arrived(self, request: web.Request) -> bool:
-        """Whether a reply that was written has arrived, where another gateway passes it on."""
+        """Whether a written reply has arrived at its client, as reported by the gateway that forwarded the request."""
         if not self.is_forwarded(request):
             return True
         name = request.headers[FORWARDED].partition(" ")[2]
@@ -75,7 +75,7 @@ class Forwarding:
         return web.Response(status=204 if word is not None else 404)
 
     async def forward(self, request: web.Request, elsewhere: ServedElsewhere) -> web.StreamResponse:
-        """Have another gateway answer; raises ServedElsewhere, which is to be retried, where it cannot be asked."""
+        """Have another gateway answer; raises ServedElsewhere, which clients retry, if it cannot be reached."""
         peer = elsewhere.peer
         if peer is None or self.is_forwarded(request):
             raise elsewhere
@@ -102,7 +102,7 @@ class Forwarding:
         return response
 
     async def ask(self, peers: Sequence[Peer], method: str, path: str, body: bytes = b"") -> list[bytes]:
-        """What each of these gateways answers; one that is dying or starting is left out."""
+        """The answers of these gateways, without those that are dying or starting."""
 
         async def one(peer: Peer) -> bytes | None:
             headers = {FORWARDED: f"{peer.secret} {secrets.token_hex(8)}"}
@@ -117,7 +117,7 @@ class Forwarding:
     def _say(self, clients: _Clients, peer: Peer, name: str, is_whole: bool) -> None:
         async def say() -> None:
             url = f"http://localhost/forwarded/{name}/{'yes' if is_whole else 'no'}"
-            with contextlib.suppress(aiohttp.ClientError, OSError):  # it has died, and its delivery stays unknown
+            with contextlib.suppress(aiohttp.ClientError, OSError):  # it has died, and the delivery stays unknown
                 async with clients.words.post(url, headers={FORWARDED: peer.secret}):
                     pass
 
@@ -131,7 +131,7 @@ class Forwarding:
         return self._clients[peer]
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         await asyncio.gather(*self._saying)
         for clients in self._clients.values():
             await clients.requests.close()
@@ -148,7 +148,7 @@ async def _pass_on(
             async for part in given.content.iter_any():
                 await response.write(part)
             await response.write_eof()
-    except aiohttp.ClientError as error:  # it has died: its client must not take what came for the whole
+    except aiohttp.ClientError as error:  # that gateway has died: the client must not take a part for the whole reply
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("the gateway that served it has gone") from error

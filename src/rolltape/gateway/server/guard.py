@@ -1,4 +1,4 @@
-"""Access checks: a session's key is good for its model calls, the admin key for everything else."""
+"""Access checks: a session's key allows its model calls, the admin key allows everything else."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ ADMIN: web.RequestKey[bool] = web.RequestKey("admin", bool)
 
 
 def given_key(request: web.Request) -> str | None:
-    """The key in a request's path, or else in its headers; None: there is none."""
+    """The key in a request's path, or else in its headers, or None."""
     given = (request.match_info.get("key"), bearer_token(request), request.headers.get("x-api-key"))
     return next((key for key in given if key is not None), None)
 
@@ -21,15 +21,15 @@ class GatewayGuard:
     """Checks who may use which routes."""
 
     def __init__(self, admin_key: str, is_forwarded: Callable[[web.Request], bool], *, loopback: bool) -> None:
-        """`is_forwarded` says whether another gateway of the run has admitted a request."""
+        """`is_forwarded` returns whether another gateway of the run has admitted a request."""
         self._admin_key = admin_key
         self._is_forwarded = is_forwarded
         self._loopback = loopback
 
     def admit_local(self, request: web.Request) -> None:
-        """Where any key opens a session, raise NotAllowed for requests of web pages in a browser on this machine.
+        """Raise NotAllowed for requests of web pages in a browser on this machine, if any key opens a session.
 
-        Such a page reaches loopback under a name of its own, or else the browser says where it came from.
+        Such a page reaches loopback under another host name, or the browser sends its origin.
         """
         names = [f"//{request.host}", *request.headers.getall("Origin", ())]
         strange = next((name for name in names if not is_loopback(host_in(name))), None)
@@ -37,7 +37,7 @@ class GatewayGuard:
             raise NotAllowed(f"asked as {strange.lstrip('/')!r}; ask as localhost, or start the gateway without --open")
 
     def admit_admin(self, request: web.Request) -> None:
-        """Raise NotAllowed unless the request carries the admin key, and may so open, inspect and end sessions."""
+        """Raise NotAllowed unless the request carries the admin key, or another gateway of the run has checked it."""
         key = given_key(request)
         if not self._is_forwarded(request) and (key is None or not same_key(key, self._admin_key)):
             raise NotAllowed("this needs the gateway's admin key as a bearer token; agents do not have it")

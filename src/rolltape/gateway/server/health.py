@@ -1,7 +1,7 @@
-"""Whether the gateway can serve: it is not ending, an engine answers, and the run can be written to.
+"""Health checks. The gateway can serve if it is not ending, an engine answers, and the run can be written to.
 
-`/livez` says that the process runs, `/readyz` and `/health` that it can serve. A gateway whose weights are being
-changed is ready: requests wait for the new weights, and none is refused.
+`/livez` reports that the process runs; `/readyz` and `/health` report that it can serve. A gateway whose weights are
+being changed is ready: requests wait for the new weights, and none is refused.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from rolltape.gateway.service import Service
 from rolltape.tape.rundir import open_private
 
 _PROBE_BYTES = 64 * 1024
-_FRESH_S = 1.0  # that the last look at the disk counts
-_PATIENCE_S = 5.0  # with a disk that does not answer
+_FRESH_S = 1.0  # how long the last check of the disk counts
+_PATIENCE_S = 5.0  # how long to wait for the disk
 
 
 WAITING = "no engine has answered yet"
 
 
 def not_ready(why: str) -> web.Response:
-    """503, with what is missing."""
+    """A 503 answer that states what is missing."""
     return web.Response(text=f"not ready: {why}\n", status=503, headers={"Retry-After": "1"})
 
 
@@ -35,7 +35,7 @@ async def answer_live(_: web.Request) -> web.Response:
 
 
 def waiting_app() -> web.Application:
-    """What is served until an engine has answered: the process is alive, and everything else has to wait."""
+    """The application until an engine has answered: `/livez` answers 200, everything else 503."""
 
     async def wait(_: web.Request) -> web.Response:
         return not_ready(WAITING)
@@ -54,7 +54,7 @@ class Health:
         self._looked_at = -_FRESH_S
         self._disk_error: str | None = None
         self._looking: asyncio.Future[str | None] | None = None
-        # Of its own: it must not wait for the prompts that others have rendered.
+        # A thread of its own, so that checks do not wait behind the rendering of prompts.
         self._thread = ThreadPoolExecutor(1, "rolltape-health")
 
     async def answer(self, _: web.Request) -> web.Response:
@@ -75,7 +75,7 @@ class Health:
         return self._disk_error
 
     async def _look(self) -> None:
-        """Try the disk, once for all who ask at the same time."""
+        """Test the disk, once for all simultaneous requests."""
         if self._looking is None:
             self._looking = asyncio.get_running_loop().run_in_executor(self._thread, try_to_write, self._folder)
         looking = self._looking
@@ -87,7 +87,7 @@ class Health:
 
 
 def try_to_write(folder: Path) -> str | None:
-    """Whether there is room for more in a folder; None: there is. No path is in the answer: anybody may ask."""
+    """Why a folder cannot be written to, or None if it can. The answer has no path, since it needs no key."""
     path = folder / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         try:

@@ -1,6 +1,7 @@
-"""Messages from one worker of a shared port to another: a connection that is passed on, or one that was closed.
+"""Messages between the workers of a shared port: a connection is passed on, or a connection was closed.
 
-They go through Unix sockets that keep messages apart and in order, carry connections, and end when a worker dies.
+They go through Unix sockets (SOCK_SEQPACKET), which keep messages separate and in order, carry file descriptors, and
+close when a worker dies.
 """
 
 import array
@@ -13,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-# A message begins with the connection's name, whether others may hold copies of it, and how many bytes of a request
-# come along: the first in this message, more in those that follow. None come along: the connection was closed.
+# A message begins with the connection's name, whether other workers may hold copies of it, and the number of request
+# bytes that follow, in this message and the next ones. The number 0 means that the connection was closed.
 _HEADER = struct.Struct("!12s?I")
-_PIECE = 2**16  # bytes of a request in one message; the system takes about 200 KB at once
+_PIECE = 2**16  # bytes of a request in one message; the system accepts about 200 KB at once
 _ONE_FD = array.array("i", [0]).itemsize
 
 
@@ -24,8 +25,8 @@ class PassedOn(NamedTuple):
     """A connection that another worker has passed on."""
 
     name: bytes
-    handle: int  # negative: this process has too many files open to be given it
-    data: bytes  # the beginning of a request, which was read from it
+    handle: int  # negative if this process has too many open files to receive it
+    data: bytes  # the beginning of a request that was read from it
     has_copies: bool  # whether other workers may hold copies of it
 
 
@@ -35,7 +36,7 @@ class WorkerLink:
     def __init__(self, path: str, on_lost: Callable[["WorkerLink"], None]) -> None:
         """`on_lost` is called when that worker dies; raises OSError if it has."""
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[bytes, int | None]] = deque()  # for room, with copies of their connections
+        self._waiting: deque[tuple[bytes, int | None]] = deque()  # for room, with duplicates of their connections
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         try:
@@ -44,7 +45,7 @@ class WorkerLink:
             self._socket.close()
             raise
         self._on_lost = on_lost
-        self._loop.add_reader(self._socket.fileno(), self._lose)  # nothing but its end is ever read
+        self._loop.add_reader(self._socket.fileno(), self._lose)  # nothing is ever sent back: readable means closed
 
     def pass_on(self, given: PassedOn) -> None:
         """Pass a connection on; raises OSError if that worker has died, or the system cannot carry more connections."""
@@ -54,7 +55,7 @@ class WorkerLink:
             self._send(data[start : start + _PIECE])
 
     def say_closed(self, name: bytes) -> None:
-        """Tell that a connection was closed; raises OSError if that worker has died."""
+        """Report that a connection was closed; raises OSError if that worker has died."""
         self._send(_HEADER.pack(name, False, 0))
 
     def _send(self, message: bytes, handle: int | None = None) -> None:
@@ -65,7 +66,7 @@ class WorkerLink:
         self._waiting.append((message, None if handle is None else os.dup(handle)))
 
     def _has_sent(self, message: bytes, handle: int | None) -> bool:
-        """Send it if there is room."""
+        """Send a message if there is room. Return whether it was sent."""
         along = [] if handle is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [handle]))]
         try:
             self._socket.sendmsg([message], along)
@@ -74,7 +75,7 @@ class WorkerLink:
         return True
 
     def _send_waiting(self) -> None:
-        with contextlib.suppress(OSError):  # it is tried again until `on_lost` is called
+        with contextlib.suppress(OSError):  # retried until `on_lost` is called
             while self._waiting and self._has_sent(*self._waiting[0]):
                 _, handle = self._waiting.popleft()
                 if handle is not None:
@@ -87,7 +88,7 @@ class WorkerLink:
         self._on_lost(self)
 
     def close(self) -> None:
-        """Send no more; what waits is not sent."""
+        """Close the link. Messages that still wait are not sent."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
@@ -99,7 +100,7 @@ class WorkerLink:
 
 
 class Inlet:
-    """Takes the messages of all other workers, at a path."""
+    """Receives the messages of all other workers, at a path."""
 
     def __init__(self, path: str, on_passed: Callable[[PassedOn], None], on_closed: Callable[[bytes], None]) -> None:
         self._on_passed = on_passed
@@ -113,7 +114,7 @@ class Inlet:
         self._loop.add_reader(self._listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop receiving."""
         for one in (self._listening, *self._accepted):
             self._loop.remove_reader(one.fileno())
             one.close()
@@ -150,7 +151,7 @@ class Inlet:
 
 
 class _Coming:
-    """Collects the messages about one connection, which come one after the other."""
+    """Collects the successive messages about one connection."""
 
     def __init__(self) -> None:
         self.room = bytearray(_HEADER.size + _PIECE)  # for the next message
@@ -160,7 +161,7 @@ class _Coming:
         self._missing = 0  # bytes
 
     def add(self, size: int) -> PassedOn | None:
-        """Take a message of that size; what it is about, if it was the last."""
+        """Add a message of `size` bytes. Return the connection if that was its last message."""
         start = 0
         if not self._missing:
             self._name, self._has_copies, self._missing = _HEADER.unpack_from(self.room)
@@ -175,6 +176,6 @@ class _Coming:
         return passed
 
     def drop(self) -> None:
-        """Close the connection whose request will not come."""
+        """Close a connection whose last message will not come."""
         if self.handle >= 0:
             os.close(self.handle)

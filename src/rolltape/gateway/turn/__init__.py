@@ -1,1 +1,1 @@
-"""One turn from request to reply: its place in the session, its prompt, what engines generate, the reply message."""
+"""One turn from request to reply: its place in the session, its prompt, its sampled ids, its reply message."""

@@ -1,8 +1,8 @@
-"""What a request demands of its reply beyond the prompt, and whether the reply meets it.
+"""What a request demands of the form of its reply, and whether the reply meets it.
 
-A forced call, a JSON schema and strict tools become one constraint, which engines put into their own words.
-`parallel_tool_calls: false` needs none: a reply is cut after its first call, and what was sampled until then is the
-policy's own.
+A forced call, a JSON schema and strict tools become one constraint, which each engine translates into its own format.
+`parallel_tool_calls: false` needs no constraint. The reply is cut after its first call; the ids up to there were
+sampled freely.
 """
 
 import enum
@@ -31,10 +31,10 @@ class Ability(enum.StrEnum):
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a reply must be: calls, or a JSON text, or with `free_text` any text whose calls follow their schema."""
 
-    fields: tuple[str, ...]  # of the request, which demand it
-    schema: dict[str, Any] | None = None  # of the text; None: no text where a call is forced
+    fields: tuple[str, ...]  # the fields of the request that demand it
+    schema: dict[str, Any] | None = None  # of the text; None if no JSON text is demanded
     calls: dict[str, dict[str, Any]] = {}  # tools that may be called, with the schema of their arguments
-    form: CallForm | None = None  # of calls; None: there are none
+    form: CallForm | None = None  # of calls; None if there may be none
     one_call: bool = False  # at most
     free_text: bool = False
     thinking: Thinking = Thinking.OFF
@@ -48,7 +48,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return frozenset({Ability.STRUCTURAL_TAGS, *begun})
 
     def after(self, sampled: Ids) -> "Constraint | None":
-        """What still holds after a part of the reply; None: engines cannot continue in the middle of it."""
+        """The constraint on the rest of a reply, or None if engines cannot continue in the middle of it."""
         if not len(sampled):
             return self
         if self.thinking is Thinking.OFF or bool((sampled == self.think_end_id).any()):
@@ -82,7 +82,7 @@ _UNENFORCED = (
 def _constraint(
     ask: ChatRequest, fields: tuple[str, ...], form: ReplyForm, thinking: Thinking | None
 ) -> Constraint | str:
-    """The constraint, or why there can be none."""
+    """The constraint, or the reason why it cannot be built."""
     required, callable_ = ask.tool_choice.mode == "required", ask.tool_choice.mode != "none"
     schema = None if ask.output_schema is None or required else ask.output_schema.schema
     calls = _callable_tools(ask) if callable_ else {}
@@ -111,7 +111,7 @@ def _constraint(
 
 
 def _callable_tools(ask: ChatRequest) -> dict[str, dict[str, Any]]:
-    """The tools that may be called. Where only strict ones are held to their schema, the others may be given any."""
+    """The tools that may be called, with their schemas. Unless a call is forced, only strict tools keep theirs."""
     forced = ask.tool_choice.mode == "required"
     tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in ask.all_tools or ()}
     return {
@@ -126,12 +126,12 @@ def _is_marked(form: CallForm | None) -> bool:
 
 
 def can_cut_calls(form: ReplyForm) -> bool:
-    """Whether a reply may end after its first call: nothing has to close a list of them."""
+    """Whether a reply may end after its first call, because the form has no closing text after the calls."""
     return form.call is not None and not form.call.closing
 
 
 def is_met(ask: ChatRequest, message: dict[str, Any]) -> bool:
-    """Whether a whole reply is what its request demanded."""
+    """Whether a complete reply meets the demands of its request."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     if ask.tool_choice.mode == "required":
         names = {call["name"] for call in calls}

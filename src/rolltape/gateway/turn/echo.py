@@ -1,18 +1,19 @@
 """How clients change a reply when they send it back, and which changes still mean the same reply.
 
-Claude Code (2.1.197) brings back text, thinking and calls, and each call as it ran it: fields that were left out are
-filled in (Edit's `replace_all`), numbers and flags given as text become numbers and flags, white space at the ends of
-lines is gone (Edit, Write), as are a `cd` to where it already is and a backslash of `\\\\;` (Bash), and `\\u00e9`
-spelled out within a text becomes the letter.
-When its user interrupts it, it keeps thinking and text as far as they came. A new process that resumes has none of it.
-Codex over Responses (0.166) brings back everything as it was: reasoning, text, calls of functions and custom tools.
-When it is interrupted, it keeps whole items: the reasoning, but not the text that was coming.
+Claude Code (2.1.197) sends back text, thinking and calls, and each call as it ran it. It fills in missing fields
+(Edit's `replace_all`), turns numbers and flags written as text into numbers and flags, and strips white space at the
+ends of lines (Edit, Write). It drops a `cd` to the current folder and a backslash of `\\\\;` (Bash), and turns a
+spelled-out `\\u00e9` into the letter.
+When its user interrupts it, it keeps the thinking and text received so far. A new process that resumes has neither.
+Codex over Responses (0.166) sends back everything unchanged: reasoning, text, calls of functions and custom tools.
+When it is interrupted, it keeps complete items: the reasoning, but not an incomplete text.
 Codex over Chat Completions (0.29) drops reasoning, runs the first of several calls and forgets the others, and sends
 the call first, then its result, then the text. Other clients of that API drop reasoning too, for which it has no field.
-opencode (1.18.33) brings back all of it, but a call that it cannot make as one of a tool `invalid`, which names it.
-gemini-cli (0.61) brings back text and calls and drops thinking; google-genai (3.1) brings back all of it, each event of
+opencode (1.18.33) sends back all of it, but replaces a call that it cannot make by a call of the tool `invalid`, which
+names the tool that was called.
+gemini-cli (0.61) sends back text and calls and drops thinking; google-genai (3.1) sends back all of it, each event of
 a stream as a content of its own, which the dialect joins.
-Agents on litellm (mini-swe-agent 2.4.6) bring back all of it and add a field of their own.
+Agents on litellm (mini-swe-agent 2.4.6) send back all of it and add a field of their own.
 """
 
 import enum
@@ -35,17 +36,17 @@ _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 class EchoRule(enum.StrEnum):
     """How an echo departs from the reply that it stands for."""
 
-    FIELDS_ADDED = "fields_added"  # such as no prompt has a place for
+    FIELDS_ADDED = "fields_added"  # fields that do not become part of a prompt
     REASONING_DROPPED = "reasoning_dropped"
-    TEXT_APART = "text_apart"  # the calls alone; the text follows their results as a message of its own
+    TEXT_APART = "text_apart"  # only the calls; the text follows their results as another message
     LATER_CALLS_DROPPED = "later_calls_dropped"
-    ARGUMENTS_NORMALIZED = "arguments_normalized"  # they say what the model wrote, in the client's own way
-    CALL_INVALID = "call_invalid"  # another call, which says that this one could not be made
-    PARTIAL = "partial"  # what the client had seen of the reply when it hung up
+    ARGUMENTS_NORMALIZED = "arguments_normalized"  # the same arguments, written in another way
+    CALL_INVALID = "call_invalid"  # a call of the tool `invalid` in place of a call that the client could not make
+    PARTIAL = "partial"  # the part of the reply that the client had received when it hung up
 
 
 def match_echo(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
-    """The rules by which a message is an echo of a reply that it does not equal; None: it is something else."""
+    """The rules by which a message is an echo of a reply that differs from it, or None if it is no echo."""
     sent = canonical_message(echo.to_dict(), keep_ids=True)
     meant = canonical_message(reply.to_dict(), keep_ids=True)
     rules = tuple(rule for rule, applies in _RULES.items() if applies(sent, meant))
@@ -53,7 +54,7 @@ def match_echo(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
 
 
 def match_part(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
-    """The rules by which a message is a beginning of a reply that its client has not got whole; None: it is none."""
+    """The rules by which a message is the beginning of a reply, or None if it is not."""
     thought, text = _seen(echo)
     if not (thought or text) or echo.to_dict().get("tool_calls"):
         return None
@@ -65,9 +66,9 @@ def match_part(echo: Message, reply: Message) -> tuple[EchoRule, ...] | None:
 
 
 def count_shown(echo: Message, ids: Ids, splitter: "ReplySplitter") -> int | None:
-    """How many ids of a reply had been sampled when all that an echo has was shown; None: that was never all.
+    """After how many ids of a reply exactly the text of an echo was shown, or None if that was never the case.
 
-    `splitter` is new, and reads the ids one by one.
+    `splitter` must be new; it reads the ids one by one.
     """
     thought, text = _seen(echo)
     for count in range(1, len(ids) + 1):
@@ -83,7 +84,7 @@ def _seen(echo: Message) -> tuple[str, str]:
 
 
 def is_text_alone(message: Message, reply: Message) -> bool:
-    """Whether an assistant's message is nothing but the text of a reply."""
+    """Whether an assistant's message is only the text of a reply."""
     meant = canonical_message(reply.to_dict())
     return canonical_message(message.to_dict()) == {key: meant[key] for key in ("role", "content") if key in meant}
 
@@ -133,7 +134,7 @@ def _call_invalid(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
 
 
 def _same_calls(sent: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Calls that come back under the ids that they were given; under another id it is another call."""
+    """Yield the calls that came back under their own ids, each with the original."""
     for there, made in zip(sent.get("tool_calls", []), meant.get("tool_calls", []), strict=False):
         if isinstance(there, dict) and there.get("id") == made["id"]:
             yield there, made
@@ -150,7 +151,7 @@ _RULES = {
 
 
 def _says(given: object, written: object) -> bool:
-    """Whether arguments that came back say all that the model wrote, whatever was filled in besides."""
+    """Whether returned arguments contain all that the model wrote; the client may have filled in more."""
     if isinstance(written, dict) and isinstance(given, dict):
         return all(key in given and _says(given[key], value) for key, value in written.items())
     if isinstance(written, list) and isinstance(given, list):
@@ -158,7 +159,7 @@ def _says(given: object, written: object) -> bool:
     if isinstance(written, str):
         return _says_text(given, written) if isinstance(given, str) else _is_spelled(given, written)
     if isinstance(written, int | float) and isinstance(given, int | float):
-        return float(given) == float(written)  # a client that knows doubles alone rounds large numbers
+        return float(given) == float(written)  # a client that has only doubles rounds large numbers
     return given == written
 
 
@@ -182,7 +183,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def _is_spelled(given: object, written: str) -> bool:
-    """Whether a number or a flag is what a text spells."""
+    """Whether a text spells this number or flag."""
     try:
         return isinstance(given, int | float) and bool(json.loads(written) == given)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""A turn in the making: what is known of it in each of its states, and who waits for it.
+"""A turn in the making: what is known of it in each of its states, and the clients that wait for it.
 
-Clients read the reply from it, as it comes or when it has come; `turn.py` takes it through its states.
+Clients read the reply from it, while it is sampled or when it has ended; `turn.py` takes it through its states.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TurnState(enum.Enum):
-    """How far a turn has come."""
+    """The state of a turn."""
 
     RECEIVED = 0
     PROMPTED = 1
@@ -42,14 +42,14 @@ class TurnState(enum.Enum):
 
 
 class Shown(NamedTuple):
-    """What of a reply may be shown to its clients."""
+    """The part of a reply that can be streamed to its clients."""
 
     reasoning: str = ""
     text: str = ""
 
 
 class GatewayTurn:
-    """One turn in the making, and those who wait for it."""
+    """One turn in the making, and the clients that wait for it."""
 
     def __init__(self, session: "OpenSession", request: ChatRequest) -> None:
         self.id = secrets.token_hex(12)  # in the reply's ids, and so in its echo
@@ -58,26 +58,26 @@ class GatewayTurn:
         self.state = TurnState.RECEIVED
         self.received_at = time.time()
         self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
-        self.digest = b""  # of the request, as it came
-        self.choice = 0  # which of the request's replies it is
-        self.resumes: GatewayTurn | None = None  # the interrupted turn that a client's retry goes on from
+        self.digest = b""  # of the unchanged request
+        self.choice = 0  # the number of this reply among those of the request
+        self.resumes: GatewayTurn | None = None  # the interrupted turn that this retry continues
         self.ignored_params = request.ignored_params
-        self._siblings: Sequence[GatewayTurn] = ()  # the turns of its request, where that asked for several replies
+        self._siblings: Sequence[GatewayTurn] = ()  # the turns of its request, if it asked for several replies
         # from PROMPTED on
         self.place: HistoryMatch
         self.prompt: Prompt
         self.prompt_tokens = 0
-        self.held_tokens = 0  # of the prompt: those that an earlier turn already held
+        self.held_tokens = 0  # tokens of the prompt that an earlier turn already held
         self.thinking: bool | None = None
         self.sampling: SamplingParams  # as applied
         self.room = 0  # tokens that the reply may have
         self.constraint: Constraint | None = None  # that the engine is to enforce
-        self.token_details = TokenDetails()  # of those asked for, what can be given
-        self.spell: Spell  # the bytes of an id
+        self.token_details = TokenDetails()  # the requested ones that the engine can return
+        self.spell: Spell  # returns the bytes of an id
         # from GENERATING on
         self.reply = ReplySoFar(self._show)
         self.engine_s = 0.0
-        self.failure: str | None = None  # why engines gave no reply; None: they did, or nobody waited for it
+        self.failure: str | None = None  # why engines returned no reply; None if they did, or all clients left
         self.failed: EngineFailed | None = None  # the error behind it, unless an earlier gateway recorded it
         # from PARSED on
         self.outcome: ReplyOutcome
@@ -90,20 +90,20 @@ class GatewayTurn:
 
         self._task: asyncio.Future[None] | None = None
         self._waiting = 0
-        self._changed: asyncio.Future[None] | None = None  # done at the next change; None: nobody looks
-        self._splitter: ReplySplitter | PlainText | None = None  # None: the reply is shown when it has ended
+        self._changed: asyncio.Future[None] | None = None  # done at the next change; None if no client waits for one
+        self._splitter: ReplySplitter | PlainText | None = None  # None if the reply is shown when it has ended
 
-    # What the reply is, once the turn is durable; dialects put it into their words.
+    # The reply, once the turn is durable; each dialect writes it in its own format.
 
     @property
     def message(self) -> dict[str, Any]:
-        """The reply in chat form; tool calls carry minted ids, arguments are a JSON text."""
+        """The reply in chat form; tool calls carry minted ids, and their arguments are a JSON text."""
         assert self.outcome.message is not None
         return self.outcome.message
 
     @property
     def upstream(self) -> Mapping[str, Any]:
-        """What a hosted endpoint said beside its message: model, usage, finish reason; empty for other engines."""
+        """What a hosted endpoint returned beside its message: model, usage, finish reason; empty for other engines."""
         if self.reply.parts:
             return self.reply.parts[-1].given.upstream
         said: Mapping[str, Any] = self.recorded.facts.extra.get("upstream", {}) if self.is_restored else {}
@@ -111,7 +111,7 @@ class GatewayTurn:
 
     @property
     def model(self) -> str:
-        """The model that gave the reply, as a hosted endpoint names it, else as the client called it."""
+        """The model of the reply, as a hosted endpoint names it, else as the client named it."""
         return self.upstream.get("model") or self.request.model
 
     @property
@@ -121,12 +121,12 @@ class GatewayTurn:
 
     @property
     def finish(self) -> Finish:
-        """How the reply ended, to its client."""
+        """How the reply ended, as its client is told."""
         return self.outcome.told_finish
 
     @property
     def stop_string(self) -> str | None:
-        """The one that ended it; None: it ended otherwise."""
+        """The stop string that ended the reply, or None if it ended otherwise."""
         return self.outcome.stop_string
 
     @property
@@ -140,7 +140,7 @@ class GatewayTurn:
 
     @property
     def sampled_before(self) -> Ids:
-        """What had been sampled of the reply before its client asked again."""
+        """The ids of the reply that had been sampled before its client retried."""
         earlier = self.resumes
         return NO_IDS if earlier is None else earlier.recorded.tokens.slice(earlier.prompt_tokens)
 
@@ -151,7 +151,7 @@ class GatewayTurn:
 
     @property
     def shown(self) -> Shown:
-        """What of the reply may be shown now."""
+        """The part of the reply that can be streamed now."""
         return self.shown_after(0, 0)
 
     @property
@@ -161,7 +161,7 @@ class GatewayTurn:
 
     @property
     def sampled(self) -> tuple[Ids, Logprobs | None]:
-        """The reply's ids and logprobs as the tape has them, over all turns that it took; None: it lacks logprobs."""
+        """The recorded ids and logprobs of the reply, over all turns that it took; no logprobs if some are missing."""
         parts = self._recorded_parts
         given = [part.logprobs for part in parts if len(part.sampled_ids)]
         known = [one for one in given if one is not None]
@@ -170,7 +170,7 @@ class GatewayTurn:
 
     @property
     def most_likely(self) -> list[list[tuple[int, float]]]:
-        """The most likely ids with their logprobs, as many as were asked for, beside each sampled one."""
+        """The most likely ids with their logprobs at each sampled token, as many as were requested."""
         count = self.token_details.top_logprobs
         return [top for part in self._recorded_parts for top in sampled_tops(part, count)]
 
@@ -185,7 +185,7 @@ class GatewayTurn:
         return parts
 
     def shown_after(self, reasoning: int, text: int) -> Shown:
-        """What of the reply may be shown now beyond so many characters of each."""
+        """The part of the reply that can be streamed now, after so many characters of reasoning and of text."""
         if self.state is TurnState.DURABLE and self.outcome.message is not None:
             message = self.message
             thought, said = message.get("reasoning_content") or "", content_text(message.get("content"))
@@ -194,24 +194,24 @@ class GatewayTurn:
             return Shown()
         return Shown(self._splitter.reasoning[reasoning:], self._splitter.text[text:])
 
-    # Whoever waits for it.
+    # The clients that wait for it.
 
     @property
     def choices(self) -> "Sequence[GatewayTurn]":
-        """The turns of its request, one for each reply asked for."""
+        """The turns of its request, one for each requested reply."""
         return self._siblings or (self,)
 
     def ask_with(self, siblings: "Sequence[GatewayTurn]") -> None:
-        """Be one of the turns of a request."""
+        """Set the turns of the same request."""
         self._siblings = siblings
 
     def start(self, work: "asyncio.Task[None]", over: "Callable[[GatewayTurn], None]") -> None:
-        """Have `over` called when the work has ended and nobody waits any more."""
+        """Set the task that makes the reply. `over` is called when it has ended and no client waits any more."""
         self._task, self._over = work, over
         work.add_done_callback(lambda _: self._settle())
 
     def restore(self, recorded: Turn, message: dict[str, Any] | None, over: "Callable[[GatewayTurn], None]") -> None:
-        """Become a turn that an earlier gateway recorded, for a client that asks again; `resumes` is set before."""
+        """Become a turn that an earlier gateway recorded, for a client's retry. Set `resumes` first."""
         facts, extra = recorded.facts, recorded.facts.extra
         self.id = extra.get("reply_id", self.id)
         self.recorded, self.auxiliary, self.is_restored = recorded, facts.auxiliary, True
@@ -238,7 +238,7 @@ class GatewayTurn:
         self._task.set_result(None)
 
     def _count_tokens(self) -> None:
-        """Count the reply's tokens, or take a hosted endpoint's word for them."""
+        """Count the reply's tokens, or take the counts that a hosted endpoint reports."""
         self.sampled_tokens = len(self.recorded.tokens) - self.prompt_tokens
         if usage := self.upstream.get("usage"):
             self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
@@ -246,7 +246,7 @@ class GatewayTurn:
             self.held_tokens = self.recorded.facts.extra.get("cached_tokens", 0)
 
     def record(self, recorded: Turn) -> None:
-        """Take the turn as the tape has it."""
+        """Keep the turn as it was recorded."""
         self.recorded = recorded
         self._count_tokens()
 
@@ -254,7 +254,7 @@ class GatewayTurn:
         self._waiting += 1
 
     def leave(self) -> None:
-        """One who waited has the reply, or is gone; the last to go before the end has the engine stop."""
+        """A client has the reply, or is gone. If the last client leaves before the end, the engine is aborted."""
         self._waiting -= 1
         if self._waiting == 0 and not self.done:
             self.reply.leave()
@@ -264,10 +264,10 @@ class GatewayTurn:
         assert self._task is not None
         self._notify()
         if self._task.done():
-            self.reply.on_sampled = None  # it holds this turn; without cycles a session that ended is freed at once
+            self.reply.on_sampled = None  # breaks a reference cycle, so that an ended session is freed at once
         if self._waiting == 0 and self._task.done():
             if not self._task.cancelled():
-                self._task.exception()  # looked at, whether or not somebody waits
+                self._task.exception()  # retrieved, so that asyncio does not log it
             self._over(self)
 
     @property
@@ -276,35 +276,35 @@ class GatewayTurn:
 
     @property
     def has_reply(self) -> bool:
-        """Whether there is a reply to be had, now or when it has come; not if it failed, or everybody has left."""
+        """Whether there is a reply, now or when the turn ends; not if it failed, or all clients have left."""
         if not self.done:
             return not self.reply.gone
         return self.state is TurnState.DURABLE and self.failure is None and self.outcome.message is not None
 
     @property
     def undelivered(self) -> bool:
-        """Nobody got its reply, and nobody waits for it."""
+        """Whether no client got the reply and none waits for it."""
         return self._waiting == 0 and self.delivery is not Delivery.DELIVERED
 
     async def ended(self) -> None:
-        """Wait until nothing more is done for it; raises what it failed with."""
+        """Wait until its work has ended; raises the error that it failed with."""
         assert self._task is not None
         await asyncio.shield(self._task)
 
     async def settled(self) -> None:
-        """Wait until nothing more is done for it, whatever it ended with."""
+        """Wait until its work has ended; raises no error of it."""
         assert self._task is not None
         await asyncio.wait({self._task})
 
     async def prompted(self) -> None:
-        """Wait until its prompt is there; raises where there can be none."""
+        """Wait until its prompt is known; raises the error if it cannot be built."""
         while self.state is TurnState.RECEIVED and not self.done:
             await asyncio.wait({self.change()})
         if self.state is TurnState.RECEIVED:
             await self.ended()
 
     def change(self) -> "asyncio.Future[None]":
-        """Done when there is more to show, or the turn has ended."""
+        """A future that is done when there is more to show, or the turn has ended."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
             if self.done:
@@ -321,7 +321,7 @@ class GatewayTurn:
         self._notify()
 
     def show_from(self, splitter: "ReplySplitter | PlainText | None") -> None:
-        """Show the reply as it comes, by a splitter of its own; None: when it has ended."""
+        """Show the reply while it is sampled, by this splitter, or with None only when it has ended."""
         self._splitter = splitter
         if splitter is not None:
             splitter.add(self.sampled_before.tolist())
@@ -341,7 +341,7 @@ def restored_turn(
     prompts: ChatPrompts,
     over: Callable[[GatewayTurn], None],
 ) -> GatewayTurn:
-    """The turn that an earlier gateway recorded for a request, with those that it went on from."""
+    """The turn that an earlier gateway recorded for a request, with the interrupted turns that it continued."""
     chain, turns = [recorded], session.recorder.turns
     while (resumed := chain[-1].facts.extra.get("resumes")) is not None:
         chain.append(turns[parse_turn_id(resumed).sequence])
@@ -355,11 +355,11 @@ def restored_turn(
 
 
 def _recorded_message(turn: GatewayTurn, recorded: Turn, prompts: ChatPrompts) -> dict[str, Any] | None:
-    """The reply of a recorded turn; None: it was given up."""
+    """The reply of a recorded turn, or None if it was aborted or failed."""
     if recorded.facts.finish in (Finish.ABORT, Finish.ERROR):
         return None
     if recorded.reply is not None or turn.request.prompt is None:
         return None if recorded.reply is None else recorded.reply.to_dict()
-    # A given prompt has no messages, and its reply none either.
+    # A turn whose prompt came as text or ids records no messages.
     ids = np.concatenate([turn.sampled_before, recorded.sampled_ids])
     return {"role": "assistant", "content": prompts.decode_reply(ids, recorded.facts.extra.get("stop_string"))}

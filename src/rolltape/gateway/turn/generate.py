@@ -1,7 +1,7 @@
 """Sample a reply from prompt ids, across engine failures and weight changes.
 
-What was sampled is kept: after an interruption the reply continues from prompt and partial reply on whichever engine is
-available, and no token is sampled twice.
+Sampled tokens are kept. After an interruption the reply continues from the prompt and the partial reply, on any engine
+that is available.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ log = logging.getLogger("rolltape.gateway")
 
 INTERRUPTED = "not enforced after an interruption, since no engine takes up a grammar in the middle"
 _MAX_ID = 2**31 - 1
-_NOTICED_S = 1.0  # waits that are stated with a turn
-_REFUSALS = frozenset({400, 422})  # statuses with which engines refuse a grammar that they cannot compile
+_NOTICED_S = 1.0  # shorter waits are not recorded with the turn
+_REFUSALS = frozenset({400, 422})  # from engines that cannot compile a grammar
 
 
 class PartialGeneration(NamedTuple):
-    """What one engine gave in one go, and the version that was announced when it began and when it ended."""
+    """What one engine returned for one call, and the weight versions announced when the call began and ended."""
 
     engine: Engine
     given: Generated
@@ -39,24 +39,24 @@ class PartialGeneration(NamedTuple):
 
 
 class ReplySoFar:
-    """A reply as engines give it, part by part, for whoever waits and may leave before it has come."""
+    """A reply while engines sample it, part by part. Its clients may leave before it has ended."""
 
     def __init__(self, on_sampled: Callable[[Sequence[int]], None] | None = None) -> None:
         self.parts: list[PartialGeneration] = []
         self.left = asyncio.Event()
         self.on_leave: Callable[[], object] | None = None
-        self.engine_owes_since: float | None = None  # monotonic: when it was asked, or last gave; None: nothing is owed
+        self.engine_owes_since: float | None = None  # monotonic: last call or last ids; None: no call is open
         self.engine_errors: list[str] = []
-        self.engine_failed = False  # with an error, and nothing was sampled since
-        self.retries: Retries | None = None  # after errors; None: there was none, or an engine gave something since
-        self.unconstrained: str | None = None  # why a constraint does not hold, or not to the end; None: it does
-        self.waited_s = 0.0  # for engines that failed, did not answer, or were paused
-        self.told = 0  # ids that somebody was told of while they were sampled
+        self.engine_failed = False  # with an error, and no token was sampled since
+        self.retries: Retries | None = None  # after errors; None if there was none since the last token
+        self.unconstrained: str | None = None  # why the constraint was not enforced to the end, or None
+        self.waited_s = 0.0  # while engines failed, did not answer, or were paused
+        self.told = 0  # ids that were passed to `on_sampled` so far
         self.on_sampled = on_sampled
 
     @property
     def sampled(self) -> int:
-        """How many ids there are."""
+        """How many ids have been sampled."""
         return sum(len(part.given.ids) for part in self.parts)
 
     @property
@@ -64,7 +64,7 @@ class ReplySoFar:
         return np.concatenate([NO_IDS, *(part.given.ids for part in self.parts)])
 
     def waited(self, since: float, why: str) -> None:
-        """Note that no engine sampled since a time of the monotonic clock, and why."""
+        """Count the time since `since` (monotonic) as time without an engine, and keep the reason."""
         self.waited_s += time.monotonic() - since
         if why not in self.engine_errors[-1:]:
             self.engine_errors.append(why)
@@ -74,21 +74,21 @@ class ReplySoFar:
         return self.left.is_set()
 
     def leave(self) -> None:
-        """Have engines stop: nobody waits any more."""
+        """Abort the engine's call, since no client waits any more."""
         if not self.gone:
             self.left.set()
             if self.on_leave is not None:
                 self.on_leave()
 
     def tell(self, ids: Sequence[int]) -> None:
-        """Pass on ids that an engine has just sampled."""
+        """Pass ids that an engine has just sampled to `on_sampled`."""
         self.engine_owes_since = time.monotonic()
         self.told += len(ids)
         if self.on_sampled is not None:
             self.on_sampled(ids)
 
     def add(self, part: PartialGeneration) -> None:
-        """Keep what an engine gave, and tell of what of it was not told yet."""
+        """Keep what an engine returned, and pass on the ids that were not passed on while they were sampled."""
         self.parts.append(part)
         untold = self.sampled - self.told
         if untold > 0:
@@ -96,7 +96,7 @@ class ReplySoFar:
 
 
 class Generator:
-    """Continues prompts on the engines there are."""
+    """Continues prompts on the engines of a pool."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Generator:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`now` and `sleep` are the clock by which errors are retried."""
+        """`now` and `sleep` are the clock of the retries after errors."""
         self._pool = pool
         self._weights = weights
         self._patience = patience or Patience()
@@ -117,7 +117,7 @@ class Generator:
         self._seen: set[str] = set()  # engines whose first reply was looked at
 
     async def run(self, wanted: Generation, reply: ReplySoFar) -> None:
-        """Add to a reply until it has ended or nobody waits for it. What there is stays there."""
+        """Add to a reply until it has ended or its clients have left. An error leaves the parts so far in it."""
         reply.engine_owes_since = time.monotonic()
         try:
             while not reply.gone and _room(wanted, reply) > 0:
@@ -132,7 +132,10 @@ class Generator:
             reply.engine_owes_since = None
 
     async def _in_turn(self, wanted: Generation, reply: ReplySoFar) -> bool:
-        """Go on once the limit of requests allows it, unless things have changed by then; whether it has ended."""
+        """Continue once the limit of requests allows it, unless the pool is paused or the clients have left by then.
+
+        Return whether the reply has ended.
+        """
         since = time.monotonic()
         async with self._pool.turn(wanted.session, reply.left) as is_awaited:
             if time.monotonic() - since > _NOTICED_S:
@@ -140,7 +143,7 @@ class Generator:
             return is_awaited and not self._pool.paused and await self._go_on(wanted, reply)
 
     async def _go_on(self, wanted: Generation, reply: ReplySoFar) -> bool:
-        """Ask an engine for what is left, or wait after its error; whether the reply has ended."""
+        """Ask an engine for the rest of the reply, or wait after its error. Return whether the reply has ended."""
         engine: Engine | None = None
         announced, since = self._weights.version, time.monotonic()
         try:
@@ -160,11 +163,11 @@ class Generator:
             if engine is not None:
                 self._note(engine, error)
             try:
-                if reply.told > reply.sampled:  # a client has seen the beginning of what is void now
+                if reply.told > reply.sampled:  # clients saw ids that are lost now
                     raise EngineFailed(f"no reply after an error of the engine in the middle of it: {error}") from error
                 await self._wait(retries.next_pause_s(error, lambda: self._pool.move(wanted.session)), reply)
             except EngineFailed as failed:
-                if engine is not None and isinstance(error, ImplausibleReply):  # the tape shows what it gave
+                if engine is not None and isinstance(error, ImplausibleReply):  # keep the reply for the tape
                     reply.parts.append(PartialGeneration(engine, error.given, announced, self._weights.version))
                 if engine is None or engine.token_faithful or not isinstance(error, EngineFault):
                     raise
@@ -186,8 +189,8 @@ class Generator:
         return given.finish is not Finish.ABORT
 
     async def _find_stall(self, engine: Engine) -> str | None:
-        """Why an engine is to blame that gave no token until everybody had left; None if it may have been sampling."""
-        if getattr(engine, "keeps_aborted", False):  # of an aborted reply it gives what was sampled
+        """Why no token came before all clients left, or None if the engine may have been sampling."""
+        if getattr(engine, "keeps_aborted", False):  # such an engine returns the ids sampled before an abort
             return f"{engine.name} had not sampled a token"
         try:
             async with asyncio.timeout(self._patience.let_go_s):
@@ -202,7 +205,7 @@ class Generator:
             log.warning("%s: %s", engine.name, error)
 
     async def _wait(self, pause_s: float, reply: ReplySoFar) -> None:
-        """Wait, but not where nobody waits for the reply."""
+        """Wait, but only while a client waits for the reply."""
         waits = [asyncio.ensure_future(self._sleep(pause_s)), asyncio.ensure_future(reply.left.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +214,7 @@ class Generator:
                 wait.cancel()
 
     async def _ask(self, engine: Engine, wanted: Generation, reply: ReplySoFar) -> Generated:
-        """What an engine gives, checked; empty only where it was interrupted from here."""
+        """Call an engine and check what it returns; that is empty only if this gateway interrupted the call."""
         try:
             given, interrupted = await self._once(engine, wanted, reply)
         except EngineDied as error:
@@ -221,23 +224,23 @@ class Generator:
             given, interrupted = error.partial, False
         self._look_at_first(engine, wanted, given)
         if given.finish is Finish.ABORT and len(given.ids) and int(given.ids[-1]) in wanted.stop_ids:
-            # The abort came when the stop id had just been sampled: there is nothing to go on with.
+            # The abort came just after the stop id was sampled, so the reply is complete.
             return msgspec.structs.replace(given, finish=Finish.STOP)
         if given.finish is Finish.ABORT and not len(given.ids) and not interrupted:
-            # As a server does while its weights are changed; it passes, or the time for errors does.
+            # A server does so while its weights change. It is retried for as long as other errors.
             why = "it aborts the reply before the first token; pause the gateway while weights are changed"
             raise EngineFault(f"{engine.name}: {why}", status=503)
         return given
 
     def _look_at_first(self, engine: Engine, wanted: Generation, given: Generated) -> None:
-        """Say once what an engine really gives; raises EngineFault for what cannot be a reply."""
+        """Log once per engine what it returns; raises EngineFault for an implausible reply."""
         check_generated(engine, wanted, given)
         if engine.name not in self._seen and given.finish is not Finish.ABORT:
             self._seen.add(engine.name)
             log.warning("%s", describe_generated(engine, wanted, given))
 
     async def _once(self, engine: Engine, wanted: Generation, reply: ReplySoFar) -> tuple[Generated, bool]:
-        """What an engine gives, and whether it was interrupted from here."""
+        """Call an engine. Return its result, and whether this gateway interrupted the call."""
         interrupted = False
         task = asyncio.ensure_future(engine.generate(wanted))
         letting_go: set[asyncio.Task[None]] = set()
@@ -257,7 +260,7 @@ class Generator:
         except asyncio.CancelledError:
             if not task.cancelled() or (this := asyncio.current_task()) is None or this.cancelling():
                 raise
-            # It did not end when it was aborted, and was left behind.
+            # It did not end after the abort, so `_let_go` canceled it.
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT), True
         finally:
             reply.on_leave = None
@@ -265,7 +268,7 @@ class Generator:
             task.cancel()
 
     async def _watched(self, engine: Engine, task: "asyncio.Future[Generated]", reply: ReplySoFar) -> Generated:
-        """A generation's outcome; raises EngineDied for an engine that neither samples nor answers any more."""
+        """Wait for the result of a call; raises EngineDied if the engine neither samples nor answers any more."""
         loop = asyncio.get_running_loop()
         began, missed, told = loop.time(), 0, reply.told
         while True:
@@ -287,7 +290,7 @@ class Generator:
                     raise EngineDied(f"it does not answer any more: {error}") from error
 
     async def _let_go(self, engine: Engine, generation: str, task: "asyncio.Future[Generated]") -> None:
-        """Abort a generation, and leave it behind if it does not end then."""
+        """Abort a generation, and cancel the call if it does not end then."""
         try:
             async with asyncio.timeout(self._patience.let_go_s):
                 await engine.abort(generation)
@@ -296,7 +299,7 @@ class Generator:
             task.cancel()
 
     def _rest(self, wanted: Generation, engine: Engine, reply: ReplySoFar) -> Generation:
-        """What is still wanted after the parts that there are, under a name of its own."""
+        """The request for the rest of a reply after its parts so far, under an id of its own."""
         self._count += 1
         name = f"{wanted.id}-{self._count}"
         so_far = reply.ids
@@ -322,9 +325,9 @@ def _room(wanted: Generation, reply: ReplySoFar) -> int:
 
 
 class PlausibleIds:
-    """Passes on what an engine says it has sampled, up to the first id that cannot have been.
+    """Passes on the ids that an engine reports as sampled, up to the first that cannot have been sampled.
 
-    What follows such an id is not passed on either. `check_generated` states the fault when the reply has ended.
+    `check_generated` reports the fault when the reply has ended.
     """
 
     def __init__(self, wanted: Generation, on_sampled: Callable[[Sequence[int]], None]) -> None:
@@ -335,7 +338,7 @@ class PlausibleIds:
         self._left = wanted.sampling.max_tokens  # that may still be passed on
 
     def add(self, ids: Sequence[int]) -> None:
-        """Pass on what came together, in one call."""
+        """Pass on the plausible ones of these ids, in one call."""
         ids = ids[: self._left]
         end = next((at for at, token in enumerate(ids) if not 0 <= token < self._vocabulary), None)
         stop = next((at + 1 for at, token in enumerate(ids[:end]) if token in self._stop_ids), None)
@@ -346,7 +349,7 @@ class PlausibleIds:
 
 
 def check_generated(engine: Engine, wanted: Generation, generated: Generated) -> None:
-    """Raise EngineFault where the parts of a reply do not belong together, or cannot have been sampled."""
+    """Raise EngineFault if the arrays of a reply do not fit together, or if it cannot have been sampled."""
     count, logprobs, segments = len(generated.ids), generated.logprobs, generated.segments
     where = f"{engine.name}, generation {wanted.id}"
     if logprobs is not None and len(logprobs) != count:
@@ -361,7 +364,7 @@ def check_generated(engine: Engine, wanted: Generation, generated: Generated) ->
 
 
 def describe_generated(engine: Engine, wanted: Generation, generated: Generated) -> str:
-    """Which of the things that training needs an engine gave, in a line for the log."""
+    """A log line that states which data for training an engine returned: ids, logprobs, stop id, weight version."""
     if not engine.token_faithful:
         return f"{engine.name}: text only, no ids and no logprobs; nothing of it can be trained"
     ids, logprobs, version = generated.ids, generated.logprobs, generated.last_version

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 class PrefixMiss(enum.StrEnum):
     """Why no turn of the session is a prefix of a request's history."""
 
-    FIRST_TURN = "first_turn"  # nothing was sampled in this session yet
-    NO_REPLY = "no_reply"  # it holds no reply of the model: another conversation, or one that begins anew
-    TOOLS_CHANGED = "tools_changed"  # under these tools and template options nothing was sampled
-    REPLY_CHANGED = "reply_changed"  # the assistant message after the held part is not a reply as it was given
-    HISTORY_CHANGED = "history_changed"  # a message before a reply is not what it was
+    FIRST_TURN = "first_turn"  # no turn in this session yet
+    NO_REPLY = "no_reply"  # the history has no reply: another conversation, or a new beginning
+    TOOLS_CHANGED = "tools_changed"  # no turn has these tools and template options
+    REPLY_CHANGED = "reply_changed"  # the assistant message after the known part equals no reply there
+    HISTORY_CHANGED = "history_changed"  # a message before a reply has changed
 
 
 class _Starts(NamedTuple):
-    """Where messages of a prompt begin: `kept` of an earlier turn's prompt and reply, and then its own."""
+    """Where the messages of a prompt begin: the first `kept` of an earlier turn, then its own."""
 
     base: Turn | None
     kept: int
@@ -39,20 +39,20 @@ class _Starts(NamedTuple):
 
 
 class HistoryMatch(NamedTuple):
-    """A request's history, echoes read as the replies that they stand for."""
+    """A request's history, with each echo replaced by the reply that it stands for."""
 
     root: Root
     messages: list[Message]
-    turn: Turn | None  # the turn whose reply it ends in, apart from new messages; None: see prefix_miss
+    turn: Turn | None  # the turn that it continues: its last reply is that turn's; None: see prefix_miss
     new: int  # how many messages at the end are new after that turn
-    replies: Mapping[int, Turn]  # by the place of their message: those of the messages that were sampled here
+    replies: Mapping[int, Turn]  # by message index: the turns that sampled these messages
     prefix_miss: PrefixMiss | None
     echoes: tuple[EchoRule, ...]
-    cut_from: Turn | None = None  # where the turn's reply came back in part: the turn in which it began; else None
+    cut_from: Turn | None = None  # if a part of the reply came back: the turn in which that reply began
 
 
 def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
-    """A request with tool results in the order of their calls, its messages' keys, and its size as it came."""
+    """A request with tool results in the order of their calls, the keys of its messages, and the size of its body."""
     messages = in_call_order(ask.messages)
     keys = tuple(map(_key, messages))
     if ask.prompt is not None:
@@ -61,22 +61,22 @@ def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
 
 
 class History:
-    """The live tree of one session, asked before each turn and grown after it."""
+    """The live tree of one session: searched before each turn, extended after it."""
 
     def __init__(self, *, tool_ids_matter: bool = False, deliveries: Mapping[str, Delivery] | None = None) -> None:
-        """`deliveries` says which turns arrived, by their ids, as far as that is known by now."""
+        """`deliveries` has the known deliveries by turn id."""
         self._deliveries = {} if deliveries is None else deliveries
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
-        self._starts: dict[int, _Starts | None] = {}  # by sequence number; None: not known
+        self._starts: dict[int, _Starts | None] = {}  # by sequence number; None if unknown
         self._rendered: tuple[Turn | None, tuple[int, ...]] = (None, ())  # the last turn rendered in full, its starts
         self._latest: tuple[Turn | None, Ids] = (None, NO_IDS)  # the last turn, and the ids of its prompt
-        self._begun = 0  # conversations that start from nothing sampled
-        self._messages: dict[bytes, Message] = {}  # by a digest of their value: most of a history came before
+        self._begun = 0  # turns that continue no other
+        self._messages: dict[bytes, Message] = {}  # by a digest of their value, since histories repeat
         self._roots: dict[bytes, Root] = {}
         self._aliases: dict[tuple[Node, int, bytes], tuple[Node, tuple[EchoRule, ...]]] = {}
 
     def add(self, turn: Turn, prompt: "Prompt") -> bool:
-        """Take a recorded turn in; whether the session forked there, going on beside what it had."""
+        """Add a recorded turn. Return whether the session forked there."""
         self._starts[turn.sequence] = self._new_starts(turn, prompt)
         self._latest = turn, prompt.ids
         placed = self._tree.add(turn)
@@ -87,17 +87,17 @@ class History:
 
     def held_ids(self, turn: Turn) -> list[Ids]:
         """The ids of a turn's prompt and reply, in one array or two."""
-        # Most requests continue the last turn. To join the pieces of a long chain takes longer than to place it.
+        # Most requests continue the last turn. Joining the pieces of a long chain takes longer than placing the turn.
         latest, prompt_ids = self._latest
         return [prompt_ids, turn.sampled_ids] if latest is turn else [turn.tokens.to_numpy()]
 
     def restore(self, turn: Turn) -> None:
-        """Take in a turn that an earlier gateway recorded; where its messages begin is not asked for again."""
+        """Add a turn that an earlier gateway recorded. The starts of its messages are unknown."""
         self._starts[turn.sequence] = None
         self._begun += self._tree.add(turn).parent is None
 
     def message_starts(self, turn: Turn) -> list[int] | None:
-        """Where each message of a turn's prompt begins; None: it is not known."""
+        """Where each message of a turn's prompt begins, or None if unknown."""
         parts: list[Sequence[int]] = []
         at: Turn | None = turn
         wanted = len(turn.prompt)
@@ -120,14 +120,14 @@ class History:
             return _Starts(after, len(after.messages), tuple(len(after.tokens) + start for start in given))
         if base is not None:
             return _Starts(base, len(base.prompt), given[len(base.prompt) :])
-        # Prompts that are all rendered whole mostly begin alike; each keeps what is new in it.
+        # Successive prompts rendered in full mostly begin alike, so each stores only its new starts.
         (last, starts), self._rendered = self._rendered, (turn, given)
         shared = next((at for at, pair in enumerate(zip(starts, given, strict=False)) if pair[0] != pair[1]), None)
         kept = min(len(starts), len(given)) if shared is None else shared
         return _Starts(last, kept, given[kept:])
 
     def close(self) -> None:
-        """Let go of the tree."""
+        """Free the tree."""
         self._starts.clear()
         self._rendered = (None, ())
         self._latest = (None, NO_IDS)
@@ -135,8 +135,9 @@ class History:
         self._aliases.clear()
 
     def longest_held(self, ids: Ids) -> Turn | None:
-        """The turn without messages whose prompt and reply are the longest that these ids begin with; the latest of
-        equals. To go on from a turn with messages would give the next turn its messages too.
+        """The turn without messages whose ids are the longest prefix of these ids; the latest of equals.
+
+        A turn with messages does not count, since the next turn would inherit its messages.
         """
         if not self._tree.turns:
             return None
@@ -145,7 +146,7 @@ class History:
         return next((turn for turn in held if not len(turn.messages)), None)
 
     def place(self, ask: ChatRequest, tools: object, options: dict[str, Any]) -> HistoryMatch:
-        """Follow a request's messages from the root as far as the session knows them."""
+        """Match a request's messages with the tree, from the root on."""
         root = self._root(tools, options)
         given = [self._message(*one) for one in zip(ask.messages, ask.message_keys, itertools.count())]
         node = self._tree.roots.get(root.digest)
@@ -159,7 +160,7 @@ class History:
         rules: list[EchoRule] = []
         apart: Message | None = None  # a reply whose text is still to come, as the assistant's next message
         replies: dict[int, Turn] = {}
-        parts: dict[int, PlacedTurn] = {}  # by the place of their message: replies that came back in part
+        parts: dict[int, PlacedTurn] = {}  # by message index: replies that came back in part
         known = True
         for message in given:
             if apart is not None and _is_assistant(message):
@@ -197,14 +198,15 @@ class History:
         return HistoryMatch(root, read, None, len(read), replies, self._prefix_miss(node, read), tuple(rules))
 
     def _prefix_miss(self, node: Node, read: list[Message]) -> PrefixMiss:
-        """Why the first message that the session does not know is not held."""
+        """Why the history departs from the session at `node`."""
         if node.depth == len(read) or not any(map(_is_assistant, read)):
             return PrefixMiss.NO_REPLY
         asked = node.asked and _is_assistant(read[node.depth])
         return PrefixMiss.REPLY_CHANGED if asked else PrefixMiss.HISTORY_CHANGED
 
     def _echoed(self, node: Node, message: Message) -> tuple[Node, tuple[EchoRule, ...]] | None:
-        # Twins may differ in what the client left out: then by echoed id, else the latest, as in `_continued`.
+        # Several replies may fit if they differ only in what the client left out. The echoed id decides, else the
+        # latest, as in `_continued`.
         key = (node, len(node.asked), message.canonical_with_ids)
         if key not in self._aliases:
             named = [placed for placed in node.asked if _names(message, placed.turn.reply)]
@@ -217,7 +219,7 @@ class History:
         return self._aliases.get(key)
 
     def _echoed_part(self, node: Node, message: Message) -> tuple[PlacedTurn, tuple[EchoRule, ...]] | None:
-        """The latest reply in this place that was cut short, or has not arrived, and begins with a message."""
+        """The latest reply to this prompt that was cut short or not delivered, and that begins with this message."""
         for placed in reversed(node.asked):
             reply, facts = placed.turn.reply, placed.turn.facts
             delivery = self._deliveries.get(placed.turn.id, facts.delivery)
@@ -242,7 +244,7 @@ class History:
 
 
 def _continued(node: Node, echo: Message) -> Turn:
-    """Which of the turns with this reply is meant: by echoed id, else the latest."""
+    """The turn with this reply that an echo means: by the echoed id, else the latest."""
     replies = node.replies
     if len(replies) > 1:
         replies = [placed for placed in replies if _names(echo, placed.turn.reply)] or replies
@@ -250,14 +252,14 @@ def _continued(node: Node, echo: Message) -> Turn:
 
 
 def _first_of_reply(placed: PlacedTurn) -> Turn:
-    """The turn in which a reply began that was interrupted, and resumed when its client asked again."""
+    """The turn in which a reply began, if it was interrupted and resumed by retries."""
     while placed.continues is not None and placed.continues.prompt_node is placed.prompt_node:
         placed = placed.continues
     return placed.turn
 
 
 def _names(echo: Message, reply: Message | None) -> bool:
-    """Whether an echo carries an id that the reply was given."""
+    """Whether an echo has an id of the reply."""
     return reply is not None and not reply.wire_ids.isdisjoint(echo.wire_ids)
 
 
@@ -266,14 +268,14 @@ def _is_assistant(message: Message) -> bool:
 
 
 def _key(value: object) -> bytes:
-    # Marshalling, version 2, gives the same bytes for the same value, at a tenth of the cost of encoding it.
+    # Marshal version 2 writes the same bytes for the same value, at a tenth of the cost of JSON.
     return blake2b(marshal.dumps(value, 2), digest_size=16).digest()  # type: ignore[arg-type]
 
 
 def in_call_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with each run of tool results put in the order of the calls before it.
+    """Messages, with each run of tool results sorted in the order of the calls before it.
 
-    Claude Code (2.1) sends the results of parallel calls in the order in which they came.
+    Claude Code (2.1) sends the results of parallel calls in the order in which the calls ended.
     """
     if sum(message["role"] == "tool" for message in messages) < 2:
         return list(messages)
@@ -293,7 +295,7 @@ def in_call_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _sorted(run: list[dict[str, Any]], places: dict[str, int]) -> list[dict[str, Any]]:
-    """Results whose call is known in its order; others stay behind the one that they followed."""
+    """Tool results in the order of their calls; a result with an unknown call stays behind its predecessor."""
     if len(run) < 2:
         return run
     last, keys = -1, []

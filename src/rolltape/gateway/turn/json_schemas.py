@@ -1,10 +1,10 @@
-"""Whether a value follows a JSON schema, by the keywords that structured outputs of engines and APIs have."""
+"""Check a value against a JSON schema, by the keywords that structured outputs of engines and APIs support."""
 
 from collections.abc import Callable
 from typing import Any
 
-_MOST_STEPS = 20_000  # a few lines of schema can ask for more than anybody could compute
-_LISTS, _STEP = ("type", "enum", "required", "prefixItems"), 64  # keywords with a list, and how much of it is a step
+_MOST_STEPS = 20_000  # a few lines of schema can ask for an unbounded computation
+_LISTS, _STEP = ("type", "enum", "required", "prefixItems"), 64  # keywords with a list, and the entries per step
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
@@ -25,7 +25,7 @@ _SIZES = {"Length": str, "Items": list, "Properties": dict}
 
 
 def follows_schema(value: Any, schema: Any) -> bool:
-    """Whether a value follows a schema. Keywords that are not known, and a schema that is none, ask for nothing.
+    """Whether a value follows a schema. Unknown keywords are ignored, and any value follows an invalid schema.
 
     Example:
 
@@ -38,11 +38,11 @@ def follows_schema(value: Any, schema: Any) -> bool:
 
 
 class _TooManySteps(Exception):
-    """Checking a value was given up."""
+    """The check of a value took too many steps."""
 
 
 class _Check:
-    """One check against a schema, whose `$defs` it refers to."""
+    """One check of a value against a schema; `root` has the `$defs` that its references point to."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -66,7 +66,7 @@ class _Check:
         return _is_bounded(value, schema) and self._combines(value, schema) and self._holds(value, schema)
 
     def _referred(self, pointer: str) -> Any:
-        """What a local reference (`#/$defs/step`) points at; any other asks for nothing."""
+        """The schema that a local reference (`#/$defs/step`) points to; any value follows another reference."""
         if not pointer.startswith("#"):
             return True
         found = self._root
@@ -81,7 +81,7 @@ class _Check:
         return all(any(self.follows(value, one) for one in choice) for choice in choices)
 
     def _holds(self, value: Any, schema: dict[str, Any]) -> bool:
-        """Whether what a list or an object holds follows its schemas."""
+        """Whether the entries of a list or an object follow their schemas."""
         if isinstance(value, list):
             first = schema.get("prefixItems", ())
             rest = [schema.get("items", True)] * max(len(value) - len(first), 0)

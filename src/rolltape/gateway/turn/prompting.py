@@ -1,4 +1,4 @@
-"""Build the prompt's ids: held ids extended by the new messages, or the whole conversation rendered."""
+"""Build the ids of a prompt: extend held ids by the new messages, or render the whole conversation."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,22 +18,22 @@ from rolltape.records.turn import NO_IDS, Ids, TokenChain, Turn
 if TYPE_CHECKING:
     from rolltape.gateway.sessions import SessionWork
 
-# Rendering less than this takes about a millisecond, which is less than a thread costs; more is kept off the loop.
+# Rendering less than this takes about a millisecond, less than a thread costs. More runs off the event loop.
 _INLINE_CHARS = 4096
-_INLINE_IDS = 1000  # splitting fewer takes as little
-_REASONING = b'"reasoning'  # in a message's JSON: it has thinking, or speaks of it, which costs time and no more
+_INLINE_IDS = 1000  # splitting fewer takes about as long
+_REASONING = b'"reasoning'  # in a message's JSON: it may have thinking; a false match costs only time
 
 
 class Prompt(NamedTuple):
-    """The ids to continue, and how they were come by."""
+    """The ids that the engine continues, and how they were made."""
 
     ids: Ids
     after: Turn | None  # the turn whose ids it extends; None: rendered, in full or from a reply on
-    new: PromptIds  # what follows ids that are held; without `after`, its starts are those of all messages
-    prefix_miss: str | None  # why it does not extend held ids; None: it does
-    base: Turn | None = None  # the turn with whose prompt it begins, and goes on otherwise; None: rendered in full
-    given: bool = False  # by the client, as it is
-    part: tuple[Turn, int] | None = None  # the turn of whose reply it has a part, and how many of its ids; else None
+    new: PromptIds  # the ids after the held ones; without `after`, its starts are those of all messages
+    prefix_miss: str | None  # why it does not extend held ids; None if it does
+    base: Turn | None = None  # if spliced, the turn with the start of whose prompt it begins
+    given: bool = False  # the client sent a text or ids
+    part: tuple[Turn, int] | None = None  # a turn and how many ids of its reply the prompt has, if it has only a part
 
     @property
     def held_tokens(self) -> int:
@@ -57,8 +57,8 @@ async def build_prompt(
 ) -> Prompt:
     """The prompt for a history; raises BadRequest for messages that cannot be rendered.
 
-    Held ids are extended by the new messages. Where the template drops thinking that is held, all from the first such
-    reply on is rendered anew; otherwise the whole.
+    Held ids are extended by the new messages. If the template drops thinking of held replies, the prompt is rendered
+    again from the first such reply on. If neither works, it is rendered in full.
     """
     miss: str | None = place.prefix_miss
     held = None if place.turn is None else await _held(place, place.turn, prompts, thinking, work)
@@ -83,7 +83,7 @@ async def _extended(
     thinking: bool | None,
     work: "SessionWork",
 ) -> Prompt | BridgeRefusal:
-    """A prompt that begins with held ids; else why it cannot."""
+    """A prompt that begins with held ids, or the reason why there is none."""
     bridged = await _bridged(place, held, prompts, tools, thinking, work)
     if not isinstance(bridged, BridgeRefusal):
         if place.cut_from is not None:
@@ -96,7 +96,10 @@ async def _extended(
 
 
 async def take_prompt(given: GivenPrompt, history: History, prompts: ChatPrompts, work: "SessionWork") -> Prompt:
-    """The prompt that a client gives; raises BadRequest. It extends the longest turn whose ids it begins with."""
+    """The prompt that a client sent as text or ids; raises BadRequest.
+
+    It extends the turn whose ids are its longest prefix.
+    """
 
     def take() -> Prompt:
         ids = given_ids(given, prompts)
@@ -108,7 +111,7 @@ async def take_prompt(given: GivenPrompt, history: History, prompts: ChatPrompts
 
 
 def given_ids(given: GivenPrompt, prompts: ChatPrompts) -> Ids:
-    """The ids of a prompt that a client gives; raises BadRequest for an id that the model does not have."""
+    """The ids of a prompt that a client sent as text or ids; raises BadRequest for an id outside the vocabulary."""
     most = prompts.vocabulary
     if most is None:
         raise BadRequest("the engine takes messages alone; send them to /v1/chat/completions")
@@ -132,18 +135,18 @@ def _render(
 
 
 class _Held(NamedTuple):
-    """A prompt that is held, and of the reply to it what came back."""
+    """The ids of an earlier prompt, and of the part of its reply that came back."""
 
     turn: Turn  # in which the reply ended
     prompt: TokenChain
     reply: Ids
-    part: tuple[Turn, int] | None = None  # the turn that was sampled in part, and how many of its ids; None: whole
+    part: tuple[Turn, int] | None = None  # if a part of it came back, the turn and how many ids of it
 
 
 async def _held(
     place: HistoryMatch, turn: Turn, prompts: ChatPrompts, thinking: bool | None, work: "SessionWork"
 ) -> _Held | None:
-    """What a history extends; None: it has a part of a reply, and that part does not end where an id ends."""
+    """The ids that a history extends, or None if it has a part of a reply that does not end where an id ends."""
     if place.cut_from is None:
         return _Held(turn, turn.prompt_tokens, turn.sampled_ids)
     prompt, stops = place.cut_from.prompt_tokens, turn.facts.sampling.get("stop") or ()
@@ -155,12 +158,12 @@ async def _held(
     count = await work.run(count_shown, echo, sampled, splitter, inline=len(sampled) < _INLINE_IDS)
     if count is None:
         return None
-    own = count - (len(sampled) - len(turn.sampled_ids))  # of ids that were sampled before, another turn speaks
+    own = count - (len(sampled) - len(turn.sampled_ids))  # the ids before these are of an earlier turn
     return _Held(turn, prompt, sampled[:count], (turn, own) if own > 0 else None)
 
 
 def _after_part(history: History, cut_from: Turn, held: _Held, bridged: PromptIds) -> Prompt:
-    """The prompt after a part of a reply, which began in a turn: all ids up to there are that turn's."""
+    """The prompt that continues a part of a reply. `cut_from` is the turn in which that reply began."""
     ids = np.concatenate([held.prompt.to_numpy(), held.reply, bridged.ids])
     starts, own, begun = history.message_starts(cut_from), bridged.message_starts, len(held.prompt)
     known = None
@@ -195,7 +198,7 @@ async def _bridged(
 async def _spliced(
     place: HistoryMatch, history: History, prompts: ChatPrompts, thinking: bool | None, work: "SessionWork"
 ) -> Prompt | None:
-    """The prompt of the first reply since the last user message, and from there on what is rendered anew."""
+    """The prompt of the first reply since the last user message, followed by newly rendered messages."""
     first = _replies_since_user(place)[0]
     turn = place.replies.get(first)
     if turn is None:
@@ -203,7 +206,7 @@ async def _spliced(
     messages = place.messages
     begin = next((at + 1 for at in range(first - 1, -1, -1) if messages[at].role is Role.ASSISTANT), 0)
     while begin < first and messages[begin].role in (Role.SYSTEM, Role.DEVELOPER):
-        begin += 1  # at the start of a prompt these are rendered with the tools
+        begin += 1  # templates render these together with the tools
     if begin == first:
         return None
     before, after = _dicts(messages[begin:first]), _dicts(messages[first:])
@@ -219,7 +222,7 @@ async def _spliced(
 
 
 def _replies_since_user(place: HistoryMatch) -> list[int]:
-    """The places of the replies that came after the last user message, the new ones aside."""
+    """The indexes of the replies after the last user message, without those in the new messages."""
     found: list[int] = []
     for at in range(len(place.messages) - place.new - 1, -1, -1):
         message = place.messages[at]
@@ -231,7 +234,7 @@ def _replies_since_user(place: HistoryMatch) -> list[int]:
 
 
 def _is_tool_response(message: Message) -> bool:
-    """Whether a user message holds a tool's result, as some agents write it. Qwen's templates drop nothing there."""
+    """Whether a user message holds a tool's result, as some agents write it. Qwen's templates keep thinking there."""
     text = content_text(message.to_dict().get("content")).strip()
     return text.startswith("<tool_response>") and text.endswith("</tool_response>")
 
@@ -242,7 +245,7 @@ def _has_thinking(place: HistoryMatch, at: int, prompts: ChatPrompts) -> bool:
 
 
 def resume_prompt(interrupted: Turn) -> Prompt:
-    """The prompt and what was sampled of a reply that nobody waited for, to go on from."""
+    """The prompt for a retry of an interrupted turn: its prompt and the ids sampled so far."""
     nothing = PromptIds(ids=NO_IDS, message_starts=())
     return Prompt(interrupted.tokens.to_numpy(), interrupted, nothing, None)
 

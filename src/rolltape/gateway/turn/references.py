@@ -1,7 +1,7 @@
-"""Fill in what a Responses request leaves out: replies of its session that it names by their ids.
+"""Fill in the replies that a Responses request refers to by id.
 
-A request may name the reply that it goes on from (`previous_response_id`) and send new items alone. The AI SDK (6.0)
-sends an `item_reference` for each reasoning item and each text, since OpenAI stores replies unless told otherwise.
+A request may name the reply that it continues (`previous_response_id`) and send only new items. The AI SDK (6.0)
+sends an `item_reference` for each reasoning item and each text, since OpenAI stores replies by default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ def fill_in(request: ChatRequest, turns: Sequence[Turn]) -> ChatRequest:
     messages = [_without_references(message, known) for message in request.messages]
     if request.after_reply is not None:
         turn = _find(request.after_reply, known)
-        # Instructions are for one reply alone: a request that goes on from it has its own, or none.
+        # Instructions apply to one reply only: a request that continues it has its own instructions, or none.
         before = turn.prompt_messages[1 if turn.facts.extra.get("instructed") else 0 :]
         own = 1 if request.instructed else 0
         messages = [*messages[:own], *before, _reply(turn), *messages[own:]]
@@ -31,7 +31,7 @@ def fill_in(request: ChatRequest, turns: Sequence[Turn]) -> ChatRequest:
 
 
 def _without_references(message: Message, known: Mapping[str, Turn]) -> Message:
-    """An assistant's message with the parts of the reply that it refers to."""
+    """An assistant's message, with the parts of a reply that it refers to filled in."""
     references = message.get(REFERENCES)
     if references is None:
         return message

@@ -1,4 +1,4 @@
-"""Build the reply message from what engines returned, and what the tape records of a turn."""
+"""Build the reply message from what engines returned, and the fields that the tape records of a turn."""
 
 import secrets
 from bisect import bisect_left
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class ReplyOutcome(NamedTuple):
-    """How a reply ended, and what it says."""
+    """How a reply ended, and its message."""
 
     finish: Finish
-    message: dict[str, Any] | None  # in chat form, as it is delivered; None: there is none
+    message: dict[str, Any] | None  # in chat form, as delivered; None if there is no reply
     stop_string: str | None = None
     reasoning_tokens: int = 0
-    malformed: bool = False  # a tool call that could not be read is delivered as the text that it is
-    denied: tuple[str, ...] = ()  # tools that were called and may not be: delivered as text too
-    kept_ids: int | None = None  # of a reply that ends after its first call, since one was asked for; None: all
-    unmet: bool = False  # it is not what the request demanded
-    # All that was sampled of a reply that was given up while its clients saw it come. It is for the tape alone, so that
-    # a later request which has a part of it can be told.
+    malformed: bool = False  # a tool call could not be parsed, and is delivered as text
+    denied: tuple[str, ...] = ()  # forbidden tools that were called; those calls are delivered as text too
+    kept_ids: int | None = None  # if the reply is cut after its first call; None: all ids
+    unmet: bool = False  # the reply does not meet the request's demands
+    # The partial message of an aborted reply that was being streamed. Only the tape gets it, so that a later request
+    # with a part of it can be matched.
     seen_coming: dict[str, Any] | None = None
 
     @property
     def told_finish(self) -> Finish:
-        """How the reply ended, to its client."""
+        """How the reply ended, as its client is told."""
         return self.finish if self.kept_ids is None else Finish.STOP
 
 
 def decide_finish(parts: Sequence[PartialGeneration], max_tokens: int) -> Finish:
-    """How a reply ended: what its last part says, unless that was cut off where the reply was full."""
+    """How a reply ended: as its last part did, or by length if that was aborted at the limit of tokens."""
     if not parts:
         return Finish.LENGTH if max_tokens <= 0 else Finish.ABORT
     last = parts[-1].given.finish
@@ -52,7 +52,7 @@ def decide_finish(parts: Sequence[PartialGeneration], max_tokens: int) -> Finish
 
 
 def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> ReplyOutcome:
-    """Read a turn's reply. Only one that was given up has no message."""
+    """Parse a turn's reply. Only an aborted or failed reply has no message."""
     parts, before, request = turn.reply.parts, turn.sampled_before, turn.request
     is_seen = finish is Finish.ABORT and any(turn.shown) and request.prompt is None
     if finish in (Finish.ABORT, Finish.ERROR) and not is_seen:
@@ -94,13 +94,13 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
 def _with_minted_ids(turn: "GatewayTurn", parsed: Parsed, prompts: ChatPrompts) -> dict[str, Any]:
     call_ids = [call.native_id or f"call_{secrets.token_hex(12)}" for call in parsed.calls]
     message = chat_message(parsed, call_ids)
-    if not prompts.tool_ids_matter:  # else ids count in comparisons, and only those that the model sampled may
+    if not prompts.tool_ids_matter:  # if they do, comparisons include ids, so only sampled ids may be there
         message["id"] = turn.id
     return message
 
 
 def chat_message(parsed: Parsed, call_ids: Sequence[str]) -> dict[str, Any]:
-    """A reply in chat form, its calls under these ids."""
+    """A reply in chat form, its calls with these ids."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content or (None if parsed.calls else "")}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
@@ -115,7 +115,7 @@ def chat_message(parsed: Parsed, call_ids: Sequence[str]) -> dict[str, Any]:
 def _hosted_outcome(
     turn: "GatewayTurn", message: dict[str, Any], finish: Finish, stop_string: str | None
 ) -> ReplyOutcome:
-    """The reply that an engine gave as a message, with calls whose ids are unique here."""
+    """The outcome of a reply that an engine returned as a message; its calls get new unique ids."""
     calls: list[dict[str, Any]] = message.get("tool_calls") or []
     denied = _denied(turn, [call["function"]["name"] for call in calls])
     if denied:
@@ -126,19 +126,19 @@ def _hosted_outcome(
         message = {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
     usage = turn.upstream.get("usage") or {}
     thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-    thought = min(thought, usage.get("completion_tokens", thought))  # some endpoints count them apart
+    thought = min(thought, usage.get("completion_tokens", thought))  # some endpoints count it separately
     unmet = _is_unmet(turn.request, finish, message)
     return ReplyOutcome(finish, message, stop_string, thought, denied=denied, unmet=unmet)
 
 
 def _denied(turn: "GatewayTurn", called: Sequence[str]) -> tuple[str, ...]:
-    """Which of the called tools may not be called."""
+    """The called tools that are forbidden."""
     none_wanted = turn.request.tool_choice.mode == "none"
     return tuple(name for name in called if none_wanted or not turn.session.spec.allows(name))
 
 
 def _first_call_alone(request: ChatRequest, parsed: Parsed, prompts: ChatPrompts, before: int) -> int | None:
-    """How many ids of the reply to keep where one call was asked for and there are several; None: all of them."""
+    """How many ids to keep if one call was requested and there are several; None to keep all."""
     if request.parallel_tool_calls or len(parsed.calls) < 2 or not can_cut_calls(prompts.reply_form):
         return None
     end = parsed.first_call_end
@@ -146,20 +146,20 @@ def _first_call_alone(request: ChatRequest, parsed: Parsed, prompts: ChatPrompts
 
 
 def _is_unmet(request: ChatRequest, finish: Finish, message: dict[str, Any]) -> bool:
-    """Whether a reply that ended by itself is not what was demanded."""
+    """Whether a reply that ended by itself does not meet the demands."""
     is_whole = finish in (Finish.STOP, Finish.STOP_STRING)
     return is_whole and bool(request.demands) and not is_met(request, message)
 
 
 def turn_fields(turn: "GatewayTurn") -> dict[str, Any]:
-    """A turn as `record_turn` takes it."""
+    """The arguments of `record_turn` for a turn."""
     prompt, place, outcome, parts = turn.prompt, turn.place, turn.outcome, turn.reply.parts
     after, given = prompt.after, dict[str, Any]()
     starts: Sequence[int] | None = prompt.new.message_starts
     if after is None:
         given = {"prompt_messages": place.messages, "prompt_ids": prompt.ids}
     elif turn.resumes is not None and after.reply is not None:
-        # It goes on from the ids of the turn that was interrupted, whose reply is no message of the prompt.
+        # It continues the ids of the interrupted turn, whose reply is not a message of the prompt.
         given = {"prompt_messages": after.prompt.to_list(), "prompt_ids": prompt.ids}
         starts = turn.session.history.message_starts(after)
     else:
@@ -172,7 +172,7 @@ def turn_fields(turn: "GatewayTurn") -> dict[str, Any]:
         "sampled_ids": None if parts else (),
         "side_arrays": join_side_arrays(parts) or None,
         "message_starts": starts,
-        "reply": reply if turn.request.prompt is None else None,  # a given prompt has no messages
+        "reply": reply if turn.request.prompt is None else None,  # a prompt of text or ids has no messages
         "tools": place.root,
         "sampling": turn.sampling.to_dict(),
         "sampling_asked": turn.request.sampling.to_dict(),
@@ -203,11 +203,11 @@ def _flags(turn: "GatewayTurn") -> list[TurnFlag]:
 
 
 def _extra(turn: "GatewayTurn") -> dict[str, Any]:
-    """What else is known of a turn, absent where there is nothing to say."""
+    """Further facts of a turn; empty ones are left out."""
     request, prompt, outcome = turn.request, turn.prompt, turn.outcome
     last = turn.reply.parts[-1] if turn.reply.parts else None
     facts = {
-        "request": turn.digest.hex(),  # by which a later gateway finds the turn, if its client asks again
+        "request": turn.digest.hex(),  # by which a later gateway finds the turn for a retry
         "choice": turn.choice,
         "reply_id": turn.id,
         "held_tokens": turn.held_tokens,
@@ -228,7 +228,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
         "engine": last.engine.name if last else None,
         "cached_tokens": last.given.cached_tokens if last else None,
         "upstream": dict(last.given.upstream) if last else None,
-        "engine_errors": turn.reply.engine_errors,  # before the reply came, or it was given up
+        "engine_errors": turn.reply.engine_errors,  # before the reply ended or failed
         "stop_string": outcome.stop_string,
         "folded": bool(prompt.new.folded),
         "special_text": prompt.new.special_text,
@@ -238,7 +238,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
 
 
 def build_segments(parts: Sequence[PartialGeneration]) -> list[dict[str, Any]]:
-    """Parts as a turn's segments; versions are the engine's word, else what was announced to us."""
+    """Parts as a turn's segments. The weight versions are those that the engine reports, else the announced ones."""
     segments = []
     for part in parts:
         given = part.given
@@ -258,7 +258,7 @@ def build_segments(parts: Sequence[PartialGeneration]) -> list[dict[str, Any]]:
 
 
 def join_side_arrays(parts: Sequence[PartialGeneration]) -> dict[str, Any]:
-    """Side arrays of all parts, joined where they follow on each other."""
+    """The side arrays of all parts, joined if they have no gap between them."""
     joined: dict[str, Any] = {}
     for part in parts:
         for name, array in part.given.side_arrays.items():
@@ -267,7 +267,7 @@ def join_side_arrays(parts: Sequence[PartialGeneration]) -> dict[str, Any]:
 
 
 def _joined(first: dict[str, Any] | None, then: dict[str, Any]) -> dict[str, Any]:
-    """Two arrays as one; where a gap is between them only the later one is kept."""
+    """Two arrays joined; if there is a gap between them, only the later one is kept."""
     if first is None or first["start"] + len(first.get("counts", first["values"])) < then["start"]:
         return then
     kept = _first_rows(first, then["start"] - first["start"])
@@ -276,7 +276,7 @@ def _joined(first: dict[str, Any] | None, then: dict[str, Any]) -> dict[str, Any
 
 
 def _first_rows(array: dict[str, Any], rows: int) -> dict[str, Any]:
-    """A side array cut to so many tokens."""
+    """The first `rows` tokens of a side array."""
     if "counts" not in array:
         return {**array, "values": array["values"][:rows]}
     counts = array["counts"][:rows]
@@ -286,16 +286,14 @@ def _first_rows(array: dict[str, Any], rows: int) -> dict[str, Any]:
 def cut_at_stop(
     parts: list[PartialGeneration], prompt: Ids, before: int, stops: Sequence[str], decode: Callable[[Ids], str]
 ) -> list[PartialGeneration]:
-    """The parts up to the token that completes a stop string that began before an interruption, if there is one.
+    """The parts up to the token that completes a stop string, if an interruption split that string.
 
-    No engine sees such a stop string whole.
-
-    The last `before` ids of the prompt are the reply's too, sampled earlier.
+    No engine sees such a stop string complete. The last `before` ids of the prompt are of the reply too.
     """
     uncut = not before and len(parts) < 2
     if not stops or uncut or any(part.given.message is not None for part in parts):
         return parts
-    window = max(len(stop.encode()) for stop in stops)  # no id is less than a byte
+    window = max(len(stop.encode()) for stop in stops)  # each id has at least one byte
     ids = np.concatenate([prompt, *(part.given.ids for part in parts)])
     begun = boundary = len(prompt)
     for at, part in enumerate(parts):
@@ -314,7 +312,7 @@ def cut_at_stop(
 
 
 def keep_ids(parts: Sequence[PartialGeneration], prompt: int, count: int) -> list[PartialGeneration]:
-    """The first so many ids of all parts, which follow on a prompt of that length."""
+    """The first `count` ids of all parts, after a prompt of `prompt` ids."""
     kept: list[PartialGeneration] = []
     for part in parts:
         size = len(part.given.ids)
@@ -326,7 +324,7 @@ def keep_ids(parts: Sequence[PartialGeneration], prompt: int, count: int) -> lis
 
 
 def _cut_part(part: PartialGeneration, count: int, end: int, stop: str | None) -> PartialGeneration:
-    """So many ids of a part, which ends there by that stop string, if any; `end` counts from the prompt's start."""
+    """The first `count` ids of a part, which ends by `stop`, if any; `end` counts from the prompt's start."""
     given = part.given
     segments = [Segment(one.start, min(one.stop, count), one.first_version, one.last_version) for one in given.segments]
     side: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Whether and when an engine's error is answered by another try, and what an agent is told where it is not."""
+"""Whether and when to retry after an engine's error, and what to tell the agent otherwise."""
 
 import random
 import re
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from rolltape.errors import EngineError, EngineFailed, EngineFault, EngineUnreachable, PromptTooLong, RequestRefused
 from rolltape.gateway.settings import Patience
 
-# Statuses that pass: overload, restarts, and servers that give 500 for either.
+# Temporary errors: overload, restarts, and servers that return 500 for either.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-_OF_THE_OPERATOR = frozenset({401, 402, 403, 407})  # the gateway's own key or account
-_OF_THE_REQUEST = frozenset({400, 413, 422})  # what the agent sent
+_OF_THE_OPERATOR = frozenset({401, 402, 403, 407})  # errors of the gateway's own key or account
+_OF_THE_REQUEST = frozenset({400, 413, 422})  # errors in what the agent sent
 _NO_ACCESS = "the endpoint does not accept the gateway's key; see the gateway's log"
 # A prompt that is too long, in the words of OpenAI, vLLM, SGLang, llama.cpp, Anthropic and Google.
 _TOO_LONG = re.compile(
@@ -27,19 +27,19 @@ _PICK_EVERY_S = 0.5  # while no engine is up; the pool probes them meanwhile
 
 
 class Retries:
-    """The errors of one turn's engines since they last gave something."""
+    """The errors of the engines of one turn since the last sampled token."""
 
     def __init__(self, patience: Patience, now: Callable[[], float] = time.monotonic) -> None:
         self._patience = patience
         self._now = now
-        self._since: float | None = None  # the first error; None: there was none
+        self._since: float | None = None  # the first error; None if there was none
         self._errors = 0
-        self._faults = 0  # of these: those that time does not heal
+        self._faults = 0  # errors without a status, which waiting does not fix
 
     def next_pause_s(self, error: EngineError, move: Callable[[], bool] = lambda: False) -> float:
-        """How long to wait before the next try; raises EngineFailed where there is to be none.
+        """How long to wait before the next retry; raises EngineFailed if there is none.
 
-        `move` has the next try made with another engine, if there is one, which did not ask to wait.
+        `move` assigns the session to another engine and returns whether there is one; that one did not ask to wait.
         """
         now = self._now()
         self._since = now if self._since is None else self._since
@@ -67,7 +67,7 @@ class Retries:
 
 
 def as_the_endpoint_says(failed: EngineFailed, fault: EngineFault) -> EngineFailed:
-    """A failure with a hosted endpoint's own status and message, where they concern the agent."""
+    """A failure with a hosted endpoint's own status and message, if they concern the agent."""
     why, status = str(failed), fault.status or 500
     if status == 429:
         told = f"the endpoint is busy: {fault.reason}"
@@ -76,10 +76,10 @@ def as_the_endpoint_says(failed: EngineFailed, fault: EngineFault) -> EngineFail
         return EngineFailed(why, told=_NO_ACCESS, final=True, code="invalid_api_key")
     if status >= 500 or status in _PASSING:
         return failed
-    if status not in _OF_THE_REQUEST:  # no such model, or no such path: what the operator set up
+    if status not in _OF_THE_REQUEST:  # no such model or path: an error of the operator
         return EngineFailed(why, told=fault.reason, status=status, final=True, code=fault.code)
     if _TOO_LONG.search(f"{fault.code} {fault.reason}"):
-        known = "prompt is too long"  # by these words Claude Code (2.1) knows the error
+        known = "prompt is too long"  # Claude Code (2.1) recognizes the error by these words
         told = fault.reason if known in fault.reason.lower() else f"{known}: {fault.reason}"
         return RequestRefused(why, told=told, status=status, final=True, code=PromptTooLong.code)
     return RequestRefused(why, told=fault.reason, status=status, final=True, code=fault.code)

@@ -1,14 +1,14 @@
 """One turn, from an agent's request to the delivered reply.
 
-A `GatewayTurn` is a turn in the making and whoever waits for it. `Turns` takes it through its states:
+A `GatewayTurn` is a turn in the making, with the clients that wait for it. `Turns` takes it through its states:
 
-    received    a request was read, and repeats none that is known
-    prompted    its prompt's ids are there: held ids extended, or the conversation rendered
-    generating  engines sample; what may be shown of the reply already is in `shown`
-    parsed      the reply has ended, and is taken apart into reasoning, text and calls
-    durable     it is on the tape, and in the session's history
+    received    the request has been read; it is not a retry of an earlier one
+    prompted    the ids of the prompt are known: held ids extended, or the conversation rendered
+    generating  engines sample; `shown` holds the part of the reply that can be streamed already
+    parsed      the reply has ended and is split into reasoning, text and calls
+    durable     the turn is on the tape and in the session's history
 
-Its clients take it from there: `delivery` says whether one of them got the reply whole.
+Then its clients read the reply. `delivery` states whether one of them got all of it.
 """
 
 import asyncio
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rolltape.gateway")
 
-# Defaults that are recorded as applied; engines are sent the same.
+# Defaults that are sent to engines and recorded as applied.
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
 _INLINE_IDS = 1000  # a longer reply is parsed off the event loop
-_LEFT_BY_ITSELF_S = 5.0  # a client that leaves sooner, and no engine had failed, need not have been kept waiting
+_LEFT_BY_ITSELF_S = 5.0  # if a client leaves sooner and no engine failed, the engine is not to blame
 _SAMPLED_ALONE = "top_logprobs: the logprob of the sampled token alone is given"
 
 
 class Turns:
-    """Takes turns for every session of a gateway."""
+    """Takes the turns of every session of a gateway."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class Turns:
         self._generator = generator
         self._metrics = metrics
         self._settings = settings
-        self._context = context  # of the engines; None: they do not say
-        self._has_constrained = False  # any turn so far
+        self._context = context  # of the engines; None if they do not report it
+        self._has_constrained = False  # whether any turn so far was constrained
 
     # received
 
     async def submit(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> Sequence[GatewayTurn]:
-        """Start the turns that a request asks for, one for each reply, or find those that it asks for again."""
+        """Start the turns of a request, one for each reply, or find them if the request is a retry."""
         if request.n == 1:
             return [await self._submit(session, request, 0, says_retry=says_retry)]
-        # All begin before any of them ends: they are siblings, and none is a retry of another.
+        # All begin before any of them ends, so none is taken for a retry of another.
         submitting = (self._submit(session, request, choice, says_retry=says_retry) for choice in range(request.n))
         found = await asyncio.gather(*submitting, return_exceptions=True)
         turns = [one for one in found if isinstance(one, GatewayTurn)]
@@ -98,7 +98,7 @@ class Turns:
     async def _submit(
         self, session: "OpenSession", request: ChatRequest, choice: int, *, says_retry: bool
     ) -> GatewayTurn:
-        """Start the turn of one of a request's replies, or find it."""
+        """Start the turn of one reply of a request, or find it if the request is a retry."""
         if request.media and self._settings.images == "refuse":
             raise BadRequest(f"{request.media[0]}: images and documents are refused here; send text alone")
         earlier: GatewayTurn | None = None
@@ -109,8 +109,8 @@ class Turns:
                 self._metrics.count("client_retries", shown_as="retries")
             if known.has_reply:
                 return known
-            # All who waited for it have left, or it failed. What it has sampled when it ends is gone on from, unless
-            # its reply had all but come, or another retry was faster.
+            # Its clients have left, or it failed. The new turn continues from the ids sampled so far, unless the
+            # reply is complete by then, or another retry was faster.
             await known.settled()
             if known.has_reply:
                 return known
@@ -130,7 +130,7 @@ class Turns:
     def find_repeated(
         self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, says_retry: bool
     ) -> GatewayTurn | None:
-        """The turn that a request repeats: by its own word (a retry header), or since nobody got the reply."""
+        """The turn that a request retries: the request has a retry header, or no client got the reply."""
         digest = request.digest
         found = session.recent.find(digest, choice)
         if found is None and (recorded := session.recent.take_recorded(digest, choice)) is not None:
@@ -144,7 +144,7 @@ class Turns:
             try:
                 await self.prompt(turn)
             except BaseException:
-                session.turns -= counts  # it did not come to a turn, and is nothing to be repeated
+                session.turns -= counts  # the request never became a turn, so a retry must not find it
                 session.recent.forget(turn)
                 raise
             await self._generate(turn)
@@ -168,12 +168,15 @@ class Turns:
     # prompted
 
     async def prompt(self, turn: GatewayTurn) -> None:
-        """Find the prompt; raises BadRequest for what cannot be rendered. An interrupted turn is its own prompt."""
+        """Build the prompt; raises BadRequest for messages that cannot be rendered.
+
+        A retry of an interrupted turn takes the ids of that turn as its prompt.
+        """
         session = turn.session
         turn.thinking = self._thinking(session, turn.request)
         turn.request, withheld = turn.request.with_tools(session.spec.allows)
         if await session.settle_left(turn.request):
-            turn.received_at = time.time()  # what it may go on from has ended before it begins
+            turn.received_at = time.time()  # an earlier turn that it may continue ended only now
         turn.place = await self._place(session, turn.request, turn.thinking)
         given = turn.request.prompt
         if given is not None and not self._pool.token_faithful:
@@ -201,7 +204,7 @@ class Turns:
                 turn.token_details = msgspec.structs.replace(turn.token_details, top_logprobs=0)
                 turn.ignored_params += (_SAMPLED_ALONE,)
         if turn.request.raw is not None and not self._pool.token_faithful:
-            # The endpoint gets the body as it came: what the model cannot see or do is for it to say.
+            # The endpoint gets the body unchanged, and itself reports what its model does not support.
             turn.request, turn.ignored_params = msgspec.structs.replace(turn.request, media=()), withheld
         else:
             turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
@@ -215,37 +218,37 @@ class Turns:
         return await session.work.run(session.history.place, request, request.tools, options, inline=is_small)
 
     def _thinking(self, session: "OpenSession", request: ChatRequest) -> bool | None:
-        """Whether the model is to think: as the session says, else the request, else the gateway."""
+        """Whether the model is to think: as set by the session, else by the request, else by the gateway."""
         if session.spec.thinking is not None:
             return session.spec.thinking
         return self._settings.thinking if request.thinking is None else request.thinking
 
     def _decided(self, turn: GatewayTurn) -> SamplingParams:
-        """The sampling parameters that somebody decided: forced ones, the agent's, the session's, the gateway's."""
+        """The sampling parameters that are set, in this order: forced, by the agent, the session, the gateway."""
         spec, settings = turn.session.spec, self._settings
         asked = turn.request.sampling.over(spec.sampling).over(settings.sampling)
         return settings.forced.over(spec.forced).over(asked)
 
     def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
-        """The sampling parameters as engines get them, with a limit."""
+        """The sampling parameters as engines get them, with a limit of tokens."""
         applied = self._decided(turn).over(_NEUTRAL)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.room), 0))
 
     def context_of(self, session: "OpenSession | None") -> int | None:
-        """How many tokens a prompt and its reply may have in a session; None: as many as they like."""
-        is_counted = self._pool.token_faithful  # nobody counts the tokens of a prompt that an endpoint renders
+        """How many tokens a prompt and its reply may have in a session, or None if there is no limit."""
+        is_counted = self._pool.token_faithful  # a prompt that a hosted endpoint renders cannot be counted here
         limits = (session.spec.context_budget if session is not None and is_counted else None, self._context)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _ignored_params(self, turn: GatewayTurn) -> list[str]:
-        """Parameters that are understood and not applied; a header and the turn list them."""
+        """Parameters that are understood but not applied; a header and the turn list them."""
         request = turn.request
         unapplied = (name for name in turn.sampling.to_dict() if name not in self._pool.applies)
         ignored = [f"{name}: the engine does not apply it" for name in unapplied]
         if request.thinking is not None and not self._prompts.switches_thinking:
             ignored.append("thinking: the model's template has no switch for it")
-        is_told = request.thinking is not False and not self._pool.token_faithful  # else an endpoint is told "none"
+        is_told = request.thinking is not False and not self._pool.token_faithful  # a hosted endpoint is sent "none"
         if (effort := request.effort) is not None and effort.word != "none" and not is_told:
             ignored.append(f"{effort.field} {ascii(effort.word)[:40]}: the model is not told")
         if request.messages and request.messages[-1]["role"] == "assistant":
@@ -261,7 +264,7 @@ class Turns:
         return ignored
 
     def _untold(self, turn: GatewayTurn) -> tuple[str, ...]:
-        """What the session, the gateway or the agent decides and a hosted endpoint cannot be told."""
+        """Settings of the session, the gateway or the agent that a hosted endpoint has no parameter for."""
         spec, request, by_agent = turn.session.spec, turn.request, turn.request.thinking
         has_no_word = by_agent is True and request.effort is None and request.raw is None
         by_gateway = by_agent is None and self._settings.thinking is not None
@@ -272,9 +275,9 @@ class Turns:
         return tuple(f"{name}: a hosted endpoint cannot be told it" for name, is_set in untold.items() if is_set)
 
     def _constraint(self, turn: GatewayTurn) -> tuple[Constraint | None, list[str]]:
-        """What the engine is to enforce, and what of the request's demands nobody does."""
+        """The constraint that the engine is to enforce, and the request's demands that are not enforced."""
         request, prompt = turn.request, turn.prompt.ids
-        if not request.demands or not self._pool.token_faithful:  # an endpoint is given them as they came
+        if not request.demands or not self._pool.token_faithful:  # a hosted endpoint gets the demands unchanged
             return None, []
         mode = self._prompts.thinking_at(prompt[: turn.prompt_tokens], turn.thinking)
         level, abilities = self._settings.constrain, self._pool.abilities
@@ -293,7 +296,7 @@ class Turns:
     # generating
 
     async def _generate(self, turn: GatewayTurn) -> None:
-        """Have engines sample the reply. What they gave stays, whatever went wrong then."""
+        """Have engines sample the reply. After an error, what they returned before it is kept."""
         turn.reach(TurnState.GENERATING)
         began = time.perf_counter()
         if turn.room > 0:
@@ -321,7 +324,7 @@ class Turns:
         turn.engine_s = time.perf_counter() - began
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | PlainText | None":
-        """What finds in sampled ids what may be shown; None: the reply is shown when it has ended."""
+        """The splitter that finds what can be streamed, or None if the reply is shown when it has ended."""
         if not turn.request.stream or self._silent_engine is not None:
             return None
         if turn.request.prompt is not None:
@@ -333,7 +336,7 @@ class Turns:
 
     @property
     def buffered(self) -> str | None:
-        """Why streamed replies are shown when they have ended; None: they are shown as they are sampled."""
+        """Why streamed replies are shown only when they have ended, or None if they are shown as they are sampled."""
         if (silent := self._silent_engine) is not None:
             return f"{silent} does not stream token ids"
         return (
@@ -342,13 +345,13 @@ class Turns:
 
     @property
     def _silent_engine(self) -> str | None:
-        """An engine that does not stream; None: all do."""
+        """The name of an engine that does not stream, or None if all do."""
         return next((engine.name for engine in self._pool.engines if not engine.streams), None)
 
     # parsed
 
     async def _parse(self, turn: GatewayTurn) -> None:
-        """Take the reply apart, cut where a stop string or its first call ends it."""
+        """Split the reply into its parts, and cut it where a stop string or its first call ends it."""
         reply, before = turn.reply, len(turn.sampled_before)
         if reply.parts and (made := reply.parts[-1].given.prompt_ids) is not None:
             turn.prompt = Prompt(made, None, PromptIds(ids=made, message_starts=None), turn.prompt.prefix_miss)
@@ -374,9 +377,9 @@ class Turns:
     # durable
 
     async def _record(self, turn: GatewayTurn) -> None:
-        """Put the turn on the tape; then it is part of its session's history."""
+        """Put the turn on the tape, then into its session's history."""
         turn.record(await turn.session.recorder.record_turn_async(**turn_fields(turn)))
-        # Nothing goes on from a side request, and what comes after one has not forked.
+        # No turn continues a side request, and a turn after one is not a fork.
         history = turn.session.history
         forked = turn.auxiliary is None and await turn.session.work.run(
             history.add, turn.recorded, turn.prompt, inline=True
@@ -387,7 +390,7 @@ class Turns:
     # delivered
 
     def delivered(self, turn: GatewayTurn, delivery: Delivery) -> None:
-        """Say on the tape whether a reply arrived; once it did, nothing else counts."""
+        """Record whether a reply arrived. A delivered reply stays delivered."""
         if turn.state is not TurnState.DURABLE or turn.failure or turn.delivery is Delivery.DELIVERED:
             return
         turn.delivery = delivery
@@ -399,15 +402,15 @@ class Turns:
             log.warning("%s is %s, which could not be recorded: %s", turn.recorded.id, delivery.value, error)
 
     def _over(self, turn: GatewayTurn) -> None:
-        """A turn has ended and nobody waits for it; what nobody took is undelivered."""
+        """Close a turn that has ended and that no client waits for; if none got the reply, it is undelivered."""
         if turn.delivery is Delivery.UNKNOWN:
             self.delivered(turn, Delivery.UNDELIVERED)
         turn.session.end(turn)
 
-    # what is asked of a request without taking a turn
+    # questions about a request that take no turn
 
     def is_auxiliary(self, session: "OpenSession", request: ChatRequest) -> bool:
-        """Whether a request would be a side request in a session."""
+        """Whether a request is a side request in a session."""
         return auxiliary_reason(request, session.task_instructions) is not None
 
     async def place(self, session: "OpenSession", request: ChatRequest) -> HistoryMatch:
@@ -416,14 +419,14 @@ class Turns:
         return await self._place(session, offered, self._thinking(session, request))
 
     async def continues(self, session: "OpenSession", request: ChatRequest) -> bool:
-        """Whether a request's history, or the prompt that it gives, holds a reply of a session."""
+        """Whether a request's history, or its prompt of ids, contains a reply of a session."""
         if request.prompt is None:
             return bool((await self.place(session, request)).replies)
         prompt = await take_prompt(request.prompt, session.history, self._prompts, session.work)
         return prompt.after is not None
 
     async def prompt_ids(self, session: "OpenSession | None", request: ChatRequest) -> Ids:
-        """The ids of a request's prompt, in a session or by itself."""
+        """The ids of a request's prompt, in a session or outside of any."""
         if request.prompt is not None:
             return await asyncio.to_thread(given_ids, request.prompt, self._prompts)
         if session is None or not request.opens_reply:
@@ -444,12 +447,12 @@ def _sampled_some(turn: GatewayTurn) -> bool:
 
 
 def _covered(after: Turn | None) -> int:
-    """Up to which token the routed experts are on the tape already: the engine need not send those again."""
+    """How many tokens have their routed experts on the tape already; the engine need not send those again."""
     experts = None if after is None else after.side.get("routed_experts")
     return 0 if experts is None else experts.stop
 
 
 def _log_failure(written: "asyncio.Future[None]") -> None:
-    """A delivery that cannot be written stays unknown, which trains nothing unless a later request proves it."""
+    """Log a delivery that could not be written. The reply then trains only if a later request proves it."""
     if not written.cancelled() and (error := written.exception()) is not None:
         log.warning("a delivery could not be recorded: %s", error)

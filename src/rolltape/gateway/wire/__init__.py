@@ -1,4 +1,4 @@
-"""The wire APIs that agents speak. A dialect is one module or package, registered here."""
+"""The wire APIs that agents use. A dialect is one module or package, registered here."""
 
 import itertools
 import re
@@ -16,7 +16,7 @@ DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS, GENERATE, RESPONSES, MESSAGE
 
 
 def meant(headers: Mapping[str, str], query: Mapping[str, str], among: Sequence[Dialect] = DIALECTS) -> Dialect:
-    """The dialect whose client sent a request, recognized by what only that client sends; else the first."""
+    """The dialect whose client sent a request, recognized by what only its clients send; else the first."""
     return next((one for one in among if one.is_meant(headers, query)), among[0])
 
 
@@ -60,15 +60,15 @@ class FoundByUrl:
 
     @property
     def openai_base_url(self) -> str:
-        """For clients of OpenAI's APIs; the session's key is in it, so that any API key does."""
+        """For clients of OpenAI's APIs. It contains the session's key, so clients may send any API key."""
         return self.base_urls["openai"]
 
     @property
     def anthropic_base_url(self) -> str:
-        """For clients of Anthropic's API; the key is in it too."""
+        """For clients of Anthropic's API. It contains the key too."""
         return self.base_urls["anthropic"]
 
     @property
     def google_base_url(self) -> str:
-        """For clients of the Gemini API; the key is in it too."""
+        """For clients of the Gemini API. It contains the key too."""
         return self.base_urls["google"]

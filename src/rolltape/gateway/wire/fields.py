@@ -1,7 +1,7 @@
-"""What dialects share: read a request's key, headers and fields, build messages in chat form, write server-sent events.
+"""Shared by dialects: read a request's key, headers and fields, build messages in chat form, write server-sent events.
 
-A request is read field by field; a wrong value is a BadRequest that names its JSON path. In chat form a text
-stands for an image, a document or audio.
+A request is read field by field; a wrong value is a BadRequest that names its JSON path. Images, documents and audio
+become text in chat form.
 """
 
 import codecs
@@ -15,20 +15,20 @@ from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest
 from rolltape.records.jsonable import decode_json, encode_json, is_deep, parse_strict, shown
 
-# Python's JSON parsers keep all other threads waiting. Text of 32 MiB has fewer of these signs, and takes them 0.1 s.
+# Python's JSON parsers block all other threads. Text of 32 MiB has fewer of these signs, and takes 0.1 s to parse.
 _MOST_SIGNS = {b"[{": 200_000, b",": 3_000_000}
 _CHUNK_BYTES = 2**18
-_DEEPEST = 150  # levels, and so within what a record may have
+_DEEPEST = 150  # levels, less than a record may have
 _NAMED = 16  # unread fields
 _LARGEST = sys.float_info.max
-_PART = 2**16  # bytes that are decoded before other threads go on
-_MOST_LENIENT = 8 * 2**20  # bytes: it takes ten times as long, and much of that keeps other threads waiting
+_PART = 2**16  # bytes decoded at once, before other threads may run
+_MOST_LENIENT = 8 * 2**20  # bytes: lenient reading takes ten times as long, and mostly blocks other threads
 _MOST_BETAS = 16
-COMMENT = b": keepalive\n\n"  # no event at all; readers pass over it
-# Readers that split lines as str.splitlines does (httpx's iter_lines) break an event at these; they stand in JSON
+COMMENT = b": keepalive\n\n"  # an SSE comment, which readers ignore
+# Readers that split lines as str.splitlines does (httpx's iter_lines) break an event at these characters. JSON has them
 # only within strings, where an escape means the same.
 _BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
-SIGNATURE = "rolltape_"  # before the id of a reply, where an API has signatures that clients send back
+SIGNATURE = "rolltape_"  # before the id of a reply, in signatures that clients send back
 _HOLDERS = ("image_url", "video_url", "input_audio", "file", "source")  # the fields of a part that hold the medium
 _CONTENTS = ("url", "image_url", "file_data", "data", "file_url")
 _NAMES = ("filename", "title", "file_id")
@@ -40,9 +40,9 @@ Part = dict[str, Any]
 
 
 class Fields:
-    """An object of a request. It remembers which fields were read, so that the others can be named.
+    """An object of a request. It keeps track of the fields that were read, so that unread ones can be listed.
 
-    A null counts as a missing field. Each method that reads a field refuses a value of another type.
+    A null counts as a missing field. Each method that reads a field raises BadRequest for a value of another type.
     """
 
     __slots__ = ("_read", "ignored_params", "media", "path", "value")
@@ -62,7 +62,7 @@ class Fields:
         return f"{self.path}.{name}" if self.path else name
 
     def refuse(self, name: str, wanted: str) -> NoReturn:
-        """Raise the BadRequest for a field: what it is, and what it should be."""
+        """Raise the BadRequest for a field, with its value and what it should be."""
         if self.value.get(name) is None:
             raise BadRequest(f"{self.at(name)} is missing; {wanted}")
         raise BadRequest(f"{self.at(name)} is {shown(self.value[name])}; {wanted}")
@@ -73,7 +73,7 @@ class Fields:
         return self.value.get(name)
 
     def skip(self, *names: str) -> None:
-        """Count fields as read whose value does not matter here."""
+        """Count fields as read whose values do not matter here."""
         self._read.update(names)
 
     def unread(self) -> list[str]:
@@ -81,17 +81,17 @@ class Fields:
         return [name for name, value in self.value.items() if value is not None and name not in self._read]
 
     def ignore(self, what: str) -> None:
-        """List something in `ChatRequest.ignored_params`: a field, and what is done instead."""
+        """Add an entry to `ChatRequest.ignored_params`: a field, and what is done instead."""
         self.ignored_params.append(what)
 
     def all_ignored(self, *harmless: str) -> tuple[str, ...]:
-        """All that was listed, and the unread fields of this object except those that have no effect."""
+        """All entries, including the unread fields of this object except `harmless` ones."""
         self.skip(*harmless)
         self.ignore_unread()
         return tuple(dict.fromkeys(self.ignored_params))
 
     def ignore_unread(self) -> None:
-        """List the unread fields: few, and fit for a header whatever the client sent."""
+        """List the unread fields: at most 16, in a form that a header can hold."""
         names = [self.at(name) for name in self.unread()]
         for name in names[:_NAMED]:
             self.ignore(f"{printable(name)}: not known here; ignored")
@@ -106,12 +106,12 @@ class Fields:
         return self._maybe(name, str, "give a text")
 
     def text(self, name: str) -> str:
-        """A text that must be there; it may be empty."""
+        """A required text, which may be empty."""
         value = self.maybe_text(name)
         return self.refuse(name, "give a text") if value is None else value
 
     def name(self, name: str = "name") -> str:
-        """A text that must be there and must not be empty."""
+        """A required text that is not empty."""
         return self.text(name) or self.refuse(name, "give a text that is not empty")
 
     def maybe_flag(self, name: str) -> bool | None:
@@ -127,7 +127,7 @@ class Fields:
         return float(value)
 
     def maybe_whole(self, name: str, least: int = -(2**63), most: int = 2**63 - 1) -> int | None:
-        """A whole number within bounds; `5.0` is one."""
+        """An integer within bounds; `5.0` counts as one."""
         value = self.maybe_number(name)
         if value is None:
             return None
@@ -158,7 +158,7 @@ class Fields:
         return None if value is None else Fields(value, self.at(name), self)
 
     def object(self, name: str) -> "Fields":
-        """An object that must be there."""
+        """A required object."""
         return self.maybe_object(name) or self.refuse(name, "give an object")
 
     def maybe_objects(self, name: str) -> "list[Fields] | None":
@@ -176,20 +176,20 @@ class Fields:
         return self.objects(name) if isinstance(value, list) else self.refuse(name, wanted)
 
     def maybe_stops(self, name: str) -> tuple[str, ...] | None:
-        """Texts that end a reply, none of them empty."""
+        """Stop strings, none of them empty."""
         stops = self.maybe_texts(name)
         if stops and "" in stops:
             self.refuse(name, "give texts that are not empty")
         return tuple(stops) if stops else None
 
     def objects(self, name: str) -> "list[Fields]":
-        """A list of objects that must be there."""
+        """A required list of objects."""
         values = self.maybe_objects(name)
         return self.refuse(name, "give a list of objects") if values is None else values
 
 
 def read_body(body: bytes) -> tuple[Fields, bool]:
-    """A body's object, and whether text that is not valid Unicode was replaced in it."""
+    """A body's object, and whether invalid Unicode was replaced in it."""
     try:
         value, repaired = msgspec.json.decode(body), False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -207,7 +207,7 @@ def check_structure(body: bytes) -> None:
         return
     for signs, most in _MOST_SIGNS.items():
         found = 0
-        for start in range(0, len(body), _CHUNK_BYTES):  # other threads may run in between
+        for start in range(0, len(body), _CHUNK_BYTES):  # chunks let other threads run in between
             chunk = body[start : start + _CHUNK_BYTES]
             found += sum(chunk.count(sign) for sign in signs)
         if found > most:
@@ -219,7 +219,7 @@ def _shown(signs: Sequence[int]) -> str:
 
 
 def _lenient(body: bytes) -> tuple[object, bool]:
-    """Read as `msgspec` does, but replace each fault in text that is not valid Unicode."""
+    """Read as `msgspec` does, but replace invalid Unicode."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     parts = [decoder.decode(body[start : start + _PART]) for start in range(0, len(body), _PART)]
     text = "".join([*parts, decoder.decode(b"", final=True)])
@@ -240,7 +240,7 @@ def _too_deep() -> BadRequest:
 
 
 def printable(text: str) -> str:
-    """A client's text as a header can carry it: ASCII, and short."""
+    """A client's text as short ASCII, for a header."""
     return ascii(text)[1:-1][:80]
 
 
@@ -251,13 +251,13 @@ def _bounds(least: float, most: float) -> str:
 
 
 def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """A tool that the model is offered; what is None is left out."""
+    """A tool in chat form; None values are left out."""
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": {field: value for field, value in function.items() if value is not None}}
 
 
 def parse_arguments(arguments: str) -> dict[str, Any] | None:
-    """The arguments of a call; None: they are no JSON object."""
+    """The arguments of a call, or None if they are no JSON object."""
     try:
         value = parse_strict(arguments)
     except (ValueError, RecursionError):
@@ -266,14 +266,14 @@ def parse_arguments(arguments: str) -> dict[str, Any] | None:
 
 
 def plain_content(parts: list[Part]) -> str | list[Part]:
-    """The content of a message: a single part that is text and nothing else becomes that text."""
+    """The content of a message: a single plain text part becomes its text."""
     return str(parts[0]["text"]) if len(parts) == 1 and parts[0].keys() == {"type", "text"} else parts
 
 
 def user_messages(
     parts: Iterable[Fields], read_result: Callable[[Fields], Message | None], read_text: Callable[[Fields], Part]
 ) -> list[Message]:
-    """A tool message for each result, and a user message for each run of other parts, in the order they came."""
+    """A tool message for each result, and a user message for each run of other parts, in the order of the parts."""
     messages: list[Message] = []
     for part in parts:
         if (result := read_result(part)) is not None:
@@ -288,7 +288,7 @@ def user_messages(
 def assistant_message(
     content: str | list[Part], reasoning: str, signatures: Sequence[str], **fields: list[Any]
 ) -> Message:
-    """An assistant's message without its empty fields. A signature of ours says which reply it is."""
+    """An assistant's message without empty fields. A signature written by the gateway identifies the reply."""
     ours = [one for one in signatures if one.startswith(SIGNATURE)]
     given = {
         "id": ours[0].removeprefix(SIGNATURE) if ours else None,
@@ -300,14 +300,14 @@ def assistant_message(
 
 
 def media_part(part: Fields, kind: str) -> Part:
-    """The text part that stands for a medium: what it is, its type and size. The medium is kept beside the text."""
+    """The text part in place of a medium, with its kind, type and size. The medium is kept beside the text."""
     part.media.append(part.path)
     kept = kept_medium(part)
     return {"type": "text", "text": f"[{_description(kind, kept)}; this model reads text only]", "media": kept}
 
 
 def kept_medium(part: Fields) -> dict[str, Any]:
-    """What is recorded of a medium: all of it but the cache mark, which moves from turn to turn."""
+    """A medium as it is recorded: without the cache mark, which moves from turn to turn."""
     return {name: value for name, value in part.value.items() if value is not None and name != "cache_control"}
 
 
@@ -329,7 +329,7 @@ def _description(kind: str, part: dict[str, Any]) -> str:
 
 
 def key_in(headers: Mapping[str, str], *names: str) -> str | None:
-    """The bearer token of a request, or else the key in one of these headers; None: there is none."""
+    """The bearer token of a request, or else the key in one of these headers, or None."""
     given = headers.get("Authorization", "")
     if given[:7].lower() == "bearer ":
         return given[7:].strip()
@@ -339,7 +339,7 @@ def key_in(headers: Mapping[str, str], *names: str) -> str | None:
 def with_headers(
     request: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]
 ) -> ChatRequest:
-    """A request with what its headers say: its client, and the betas that are ignored here."""
+    """A request with the facts from its headers: its client, and the betas that are ignored."""
     asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
     ignored = [f"{betas} {printable(one)}: ignored" for one in asked if not one.startswith(tuple(harmless))]
     told = tuple(dict.fromkeys((*request.ignored_params, *ignored[:_MOST_BETAS])))

@@ -1,6 +1,6 @@
 """vLLM's `/inference/v1/generate`: token ids in, token ids and logprobs out.
 
-It is for clients that render prompts and parse replies by themselves, as verifiers' training client does.
+It is for clients that render prompts and parse replies themselves, such as verifiers' training client.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from rolltape.records.turn import Finish
 if TYPE_CHECKING:
     from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
-# About how the server works, and about text, which is not returned here.
+# Fields about the server's operation, and about text, which is not returned here.
 _OF_THE_SERVER = ("request_id", "cache_salt", "priority", "assistant_tokens_mask", "token_offsets")
 _OF_TEXT = ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "detokenize")
 
@@ -58,7 +58,7 @@ def _token_details(body: Fields, params: Fields) -> TokenDetails:
     return TokenDetails(
         ids=body.maybe_flag("return_token_ids") or False,  # of the prompt; the reply's are always sent
         logprobs=wanted is not None,
-        top_logprobs=0 if wanted in (None, 1) else wanted,  # the first one sent is the sampled one
+        top_logprobs=0 if wanted in (None, 1) else wanted,  # the first returned token is the sampled one
         tokens_as_ids=True,
     )
 
@@ -88,7 +88,7 @@ GENERATE = GenerateDialect(_read_request)
 
 
 class GenerateStream(ChunkStream):
-    """A chunk for each reply, when all have ended: until then one may yet be cut."""
+    """A chunk for each reply, sent when all have ended, since a reply may be cut until then."""
 
     def text(self, piece: str) -> bytes:
         return b""
@@ -113,7 +113,7 @@ def _choice(index: int, turn: "GatewayTurn") -> dict[str, Any]:
 
 
 def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
-    """As in Chat Completions, except that the sampled token always comes first among the most likely ones."""
+    """As in Chat Completions, but the sampled token always comes first among the most likely ones."""
     tokens = reply_logprobs(turn)
     if tokens is None:
         return None

@@ -1,4 +1,4 @@
-"""What OpenAI's APIs and vLLM's own share: sampling, token ids, `tool_choice`, tools, content parts, errors."""
+"""The parts that OpenAI's APIs and vLLM's share: sampling, token ids, `tool_choice`, tools, content, errors."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +23,7 @@ from rolltape.records.jsonable import encode_json, shown
 if TYPE_CHECKING:
     from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
-# Of no effect on what the model does: bookkeeping, caching and speed at the provider.
+# Fields without effect on the reply: bookkeeping, caching and speed at the provider.
 HARMLESS = (
     "user",
     "safety_identifier",
@@ -32,7 +32,7 @@ HARMLESS = (
     "prompt_cache_retention",
     "prompt_cache_options",
 )
-_HARMLESS_BETAS = ("responses", "assistants", "realtime")  # these only say which API is meant
+_HARMLESS_BETAS = ("responses", "assistants", "realtime")  # these only name an API
 MOST_CHOICES = 32  # replies to one request
 MOST_LIKELY = 20  # tokens beside a sampled one
 TEXT_OR_PARTS = "give a text, or a list of text parts"
@@ -49,7 +49,7 @@ _TYPES = {
 
 
 class OpenAIDialect:
-    """What the dialects of OpenAI's APIs have in common: whose clients speak them, headers, base URL, errors."""
+    """What the dialects of OpenAI's APIs have in common: SDK, headers, base URL, errors."""
 
     sdk = "openai"
     variables = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL")
@@ -76,7 +76,7 @@ class OpenAIDialect:
 
 
 class ChunkStream:
-    """What the streams of chunks have in common: comments while the engine works, errors, and `[DONE]` at the end."""
+    """What streams of chunks have in common: comments while the engine works, errors, and `[DONE]` at the end."""
 
     def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
         self._turn = turn
@@ -101,13 +101,13 @@ class ChunkStream:
 
 
 def wants_usage(body: Fields) -> bool:
-    """Whether a streamed reply is to end with its usage."""
+    """Whether a streamed reply must end with its usage."""
     options = body.maybe_object("stream_options")
     return options is not None and options.maybe_flag("include_usage") is True
 
 
 def read_metadata(body: Fields) -> dict[str, Any] | None:
-    """What the client attaches to a request, to be recorded with the turn."""
+    """The client's metadata, which is recorded with the turn."""
     if body.maybe_flag("store"):
         body.ignore("store: the turn is on the tape, and cannot be fetched by its id")
     metadata = body.maybe_object("metadata")
@@ -115,7 +115,7 @@ def read_metadata(body: Fields) -> dict[str, Any] | None:
 
 
 def read_sampling(body: Fields, *limits: str) -> SamplingParams:
-    """The sampling parameters; of the fields that limit a reply's tokens the first that is given counts."""
+    """The sampling parameters. `limits` name the fields for the maximum of tokens; the first one set counts."""
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else body.maybe_texts("stop")
     most = [body.maybe_whole(name, least=1) for name in limits]
@@ -123,7 +123,7 @@ def read_sampling(body: Fields, *limits: str) -> SamplingParams:
     return SamplingParams(
         temperature=body.maybe_number("temperature", least=0),
         top_p=body.maybe_number("top_p", least=0, most=1),
-        top_k=-1 if top_k == 0 else top_k,  # vLLM's clients say 0 for all
+        top_k=-1 if top_k == 0 else top_k,  # vLLM's clients send 0 for all
         min_p=body.maybe_number("min_p", least=0, most=1),
         seed=body.maybe_whole("seed"),
         max_tokens=next((limit for limit in most if limit is not None), None),
@@ -135,7 +135,7 @@ def read_sampling(body: Fields, *limits: str) -> SamplingParams:
 
 
 def read_token_details(body: Fields, *, logprobs: bool, top_logprobs: int | None) -> TokenDetails:
-    """What a client wants to know about tokens; each API has its own form of asking for logprobs."""
+    """The token details that a client requests; each API requests logprobs in its own form."""
     return TokenDetails(
         ids=body.maybe_flag("return_token_ids") or False,
         logprobs=logprobs,
@@ -150,7 +150,7 @@ def read_ids(body: Fields, name: str) -> list[int]:
 
 
 def check_ids(given: list[Any], path: str) -> list[int]:
-    """The same list; raises BadRequest where it has anything but whole numbers."""
+    """The same list; raises BadRequest if a value is not an integer."""
     wrong = next((at for at, one in enumerate(given) if type(one) is not int), None)
     if wrong is not None:
         raise BadRequest(f"{path}[{wrong}] is {shown(given[wrong])}; give token ids")
@@ -190,7 +190,7 @@ def _allowed(choice: Fields, offered: Collection[str]) -> ToolChoice:
     if mode == "required" and len(names) == len(tools) == 1:
         return ToolChoice(mode, names[0])
     if not set(names) >= set(offered):
-        # The tool list is part of the prompt: another one for a single turn would break the prefix.
+        # The tool list is part of the prompt: another list for a single turn would break the prefix.
         choice.ignore(f"{choice.at('tools')}: all tools stay offered")
     return ToolChoice(mode)
 
@@ -204,7 +204,7 @@ def _named(tool: Fields, offered: Collection[str]) -> str:
 
 
 class ToolOffer:
-    """The tools that the model is offered, all as functions."""
+    """The tools offered to the model, all as functions."""
 
     def __init__(self) -> None:
         self.tools: list[dict[str, Any]] = []
@@ -227,7 +227,7 @@ class ToolOffer:
         self.tools.append(tool)
 
     def add_custom(self, tool: Fields, name: str) -> None:
-        """Offer a custom tool, which takes free text; to the model it is a function with the one argument `input`."""
+        """Offer a custom tool, which takes free text. The model sees a function with the one argument `input`."""
         text: dict[str, Any] = {"type": "string"}
         form = tool.maybe_object("format")
         if form is not None and form.text("type") == "grammar":
@@ -240,7 +240,7 @@ class ToolOffer:
 
 
 def read_output_schema(holder: Fields, name: str) -> OutputSchema | None:
-    """The schema that the reply is to follow. Chat Completions wraps it once more than Responses does."""
+    """The schema that the reply must follow. Chat Completions wraps it once more than Responses does."""
     form = holder.maybe_object(name)
     kind = "text" if form is None else form.text("type")
     if form is None or kind == "text":
@@ -260,14 +260,14 @@ def custom_call_arguments(text: str) -> str:
 
 
 def custom_call_input(arguments: str) -> str | None:
-    """The free text of a call; None: the model gave anything other than `input`, which goes back as it is."""
+    """The free text of a call, or None if the arguments are not just `input`; those are sent unchanged."""
     value = parse_arguments(arguments)
     text = value["input"] if value is not None and value.keys() == {"input"} else None
     return text if isinstance(text, str) else None
 
 
 def read_content(holder: Fields, name: str, *text_kinds: str) -> str | list[dict[str, Any]] | None:
-    """A text, or text parts in chat form; other fields of a part are kept. A refusal becomes text, and so do media."""
+    """A text, or text parts in chat form; other fields of a part are kept. Refusals and media become text."""
     content = holder.maybe_content(name, TEXT_OR_PARTS)
     return [_part(part, text_kinds) for part in content] if isinstance(content, list) else content
 

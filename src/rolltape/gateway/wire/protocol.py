@@ -1,4 +1,4 @@
-"""The protocol of a dialect (one wire API): what each of them declares and does."""
+"""The protocol that each dialect (one wire API) implements."""
 
 import enum
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ class Answers(enum.Enum):
 class Route(NamedTuple):
     """A path of an API, in aiohttp's form, and what it answers. Each also exists below `/s/{key}`.
 
-    Several dialects may have the same route: `Dialect.is_meant` says whose request it is.
+    Several dialects may have the same route: `Dialect.is_meant` decides which of them a request is for.
     """
 
     path: str
@@ -38,11 +38,11 @@ class Route(NamedTuple):
 class ReplyStream(Protocol):
     """Writes one reply as server-sent events: opening, reasoning, text, closing, in this order.
 
-    Reasoning and text come in pieces, as they become known. All of both has come before `closing`.
+    Reasoning and text come in pieces, as they become known, and completely before `closing`.
     """
 
     def opening(self) -> bytes:
-        """The events with which a stream starts at once."""
+        """The first events of a stream, sent before anything is sampled."""
 
     def reasoning(self, piece: str) -> bytes:
         """More reasoning."""
@@ -51,48 +51,48 @@ class ReplyStream(Protocol):
         """More text; there is no more reasoning after it."""
 
     def keepalive(self) -> bytes:
-        """An event that the API's clients pass over, sent while the engine works."""
+        """An event that the API's clients ignore, sent while the engine works."""
 
     def closing(self) -> bytes:
-        """The calls and the end of the reply. All events together carry what `Dialect.whole` returns."""
+        """The calls and the end of the reply. All events together contain what `Dialect.whole` returns."""
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         """An error that ends the stream; `code` and `final` as in `Dialect.error`."""
 
 
 class Dialect(Protocol):
-    """One wire API: its routes, its keys, its base URL, its form of requests, replies, events and errors."""
+    """One wire API: its routes, keys and base URL, and the form of its requests, replies, events and errors."""
 
     name: str  # as turns record it: "chat"
-    sdk: str  # whose clients speak it: "openai"
+    sdk: str  # the SDK whose clients use it: "openai"
     variables: tuple[str, str, str]  # environment variables of its clients for base URL, key and model
     routes: tuple[Route, ...]
 
     def is_meant(self, headers: Mapping[str, str], query: Mapping[str, str]) -> bool:
-        """Whether a request has what only its clients send, for a route that it shares with others."""
+        """Whether a request has what only its clients send, for a route that several dialects share."""
 
     def find_key(self, headers: Mapping[str, str], query: Mapping[str, str]) -> str | None:
-        """The key that a request carries; None: there is none."""
+        """The key in a request, or None."""
 
     def base_url(self, root: str) -> str:
-        """The base URL for its clients, where its routes lie below `root`."""
+        """The base URL for its clients, if its routes are below `root`."""
 
     def read(
         self, body: bytes, headers: Mapping[str, str] = NO_HEADERS, path: Mapping[str, str] = NO_HEADERS
     ) -> ChatRequest:
-        """A request; raises BadRequest, naming the field, for what is malformed or cannot be honored.
+        """Parse a request; raises BadRequest, naming the field, if it is malformed or cannot be honored.
 
         `path` has the variable parts of the route.
         """
 
     def whole(self, turn: "GatewayTurn") -> bytes:
-        """The body of a reply that is not streamed."""
+        """The body of a complete reply that is not streamed."""
 
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> ReplyStream:
-        """The writer of a reply that is streamed; a retry joins a turn with a request of its own."""
+        """The writer of a streamed reply. `request` may be a retry, and so differ from the turn's own request."""
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        """The body of a refusal; `code` is OpenAI's word for it. `final`: a retry cannot succeed."""
+        """The body of an error; `code` is OpenAI's error code. `final`: a retry cannot succeed."""
 
 
 class CountsTokens(Protocol):
@@ -112,10 +112,10 @@ class Tokenizes(Protocol):
         """A request for the ids of its prompt."""
 
     def tokenized(self, request: ChatRequest, ids: Ids, spell: Spell, context: int | None) -> bytes:
-        """The answer to it; `context` is how many tokens a prompt and its reply may have."""
+        """The answer to it; `context` is the limit of tokens of a prompt and its reply."""
 
     def read_detokenizing(self, body: bytes) -> ChatRequest:
-        """A request for the text of its prompt, which is given as ids."""
+        """A request for the text of its prompt, which has ids."""
 
     def detokenized(self, text: str) -> bytes:
         """The answer to it."""

@@ -1,6 +1,6 @@
-"""Token ids, logprobs and usage of a reply, in the words of vLLM's OpenAI-compatible APIs.
+"""Token ids, logprobs and usage of a reply, in the form of vLLM's OpenAI-compatible APIs.
 
-All of it is what the tape has: the ids that the engine was given and those that it sampled, the stop id included.
+All values are those on the tape: the ids sent to the engine and the ids that it sampled, with the stop id.
 """
 
 import math
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class ReplyToken(NamedTuple):
-    """A sampled token beside its logprob, or one that was likely in its place."""
+    """A sampled token with its logprob, or another likely token at its place."""
 
     text: str
-    spelling: bytes | None  # its bytes, which may end inside a character; None: not known
+    spelling: bytes | None  # its bytes, which may end inside a character; None if unknown
     id: int
-    logprob: float | None  # None: the engine gave none
-    top: "tuple[ReplyToken, ...]" = ()  # the most likely ones in its place, best first, if they were asked for
+    logprob: float | None  # None if the engine returned none
+    top: "tuple[ReplyToken, ...]" = ()  # the most likely tokens at its place, best first, if requested
 
     @property
     def as_chat(self) -> dict[str, Any]:
@@ -26,17 +26,17 @@ class ReplyToken(NamedTuple):
 
 
 def prompt_ids(turn: "GatewayTurn") -> dict[str, Any]:
-    """The field for the prompt's ids, where they are asked for."""
+    """The field for the prompt's ids, if requested."""
     return {"prompt_token_ids": turn.prompt_ids.tolist()} if turn.token_details.ids else {}
 
 
 def reply_ids(turn: "GatewayTurn") -> dict[str, Any]:
-    """The field for the reply's ids, where they are asked for."""
+    """The field for the reply's ids, if requested."""
     return {"token_ids": turn.sampled[0].tolist()} if turn.token_details.ids else {}
 
 
 def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
-    """The sampled tokens with their logprobs; None: nobody asked for them, or the engine gave none."""
+    """The sampled tokens with their logprobs, or None if not requested, or if the engine returned none."""
     if not turn.token_details.logprobs:
         return None
     ids, logprobs = turn.sampled
@@ -45,7 +45,7 @@ def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
     as_ids, spell = turn.token_details.tokens_as_ids, turn.spell
 
     def described(token: int, logprob: float, top: tuple[ReplyToken, ...] = ()) -> ReplyToken:
-        spelling = spell(token) or None  # a hosted endpoint may give ids where there is no tokenizer
+        spelling = spell(token) or None  # a hosted endpoint may return ids, but there is no tokenizer
         text = f"token_id:{token}" if as_ids or spelling is None else spelling.decode("utf-8", "replace")
         return ReplyToken(text, spelling, token, None if math.isnan(logprob) else logprob, top)
 

@@ -1,4 +1,4 @@
-"""The tiny engine over HTTP with SGLang's native API, so that it can replace SGLang in tests."""
+"""The tiny engine over HTTP with SGLang's native API, so that tests can use it instead of SGLang."""
 
 from rolltape.tiny.server.app import EngineServer
 

@@ -1,4 +1,4 @@
-"""Write replies as SGLang's JSON: text, ids and `meta_info`, whole or streamed."""
+"""Write replies as SGLang's JSON: text, ids and `meta_info`, complete or streamed."""
 
 import base64
 import time
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 class SglangAnswer:
-    """One prompt's answer: `take` the pieces of a reply, and write at any time what SGLang would."""
+    """One prompt's answer: `take` adds pieces of a reply, and at any time it can be written as SGLang would."""
 
     def __init__(self, asked: Asked, texts: TokenTexts | None, kind: LogprobKind) -> None:
         self._asked = asked
@@ -33,17 +33,17 @@ class SglangAnswer:
         self._given_text = self._given_ids = 0
 
     def is_due(self, piece: Piece) -> bool:
-        """Whether an event is to follow this piece: for the first id, after each interval, and at the end."""
+        """Whether to send an event after this piece: for the first id, after each interval, and at the end."""
         count = len(self._ids) - self._given_ids
         return piece.reply is not None or count >= (self._asked.stream_interval if self._given_ids else 1)
 
     def whole(self, piece: Piece) -> Json:
-        """The answer so far, up to the piece that was taken last."""
+        """The answer so far, up to the last piece."""
         self._given_ids = len(self._ids)
         return self._json(piece)
 
     def delta(self, piece: Piece) -> Json:
-        """Only what is new since the last one."""
+        """Only the part that is new since the last event."""
         whole = self._json(piece)
         meta, since = whole["meta_info"], self._given_ids
         for name in ("output_token_logprobs", "output_top_logprobs"):
@@ -89,7 +89,7 @@ class SglangAnswer:
         return answer if self._texts is None else {"text": self._shown(reply), **answer}
 
     def _shown(self, reply: EngineReply | None) -> str:
-        """The text; while it grows, without what may turn out to begin a stop string."""
+        """The text; while it grows, without a possible beginning of a stop string."""
         if reply is None:
             return self._text[: len(self._text) - held_back(self._text, self._asked.sampling.stop_strings)]
         assert self._texts is not None
@@ -113,7 +113,7 @@ class SglangAnswer:
         return fields
 
     def _prompt_triples(self, reply: EngineReply) -> list[list[Any]]:
-        # The first one reported has no logprob, wherever it stands: SGLang computes none before it.
+        # The first reported token never has a logprob, as in SGLang.
         values = [None, *reply.prompt_logprobs[1:]]
         ids = self._asked.prompt_ids[self._asked.logprob_start :]
         return [self._triple(value, token) for value, token in zip(values, ids, strict=False)]
@@ -128,7 +128,7 @@ class SglangAnswer:
 
 
 def _after_truncation(piece: Piece) -> Sequence[float]:
-    """The logprobs after temperature; where the kept ids are reported, among those."""
+    """The logprobs after temperature; if kept ids are reported, among those."""
     if not piece.kept_ids:
         return piece.tempered_logprobs
     shares = [0.0 if kept is None else kept.log_share for kept in piece.kept_ids]
@@ -140,7 +140,7 @@ def _base64(values: Sequence[int]) -> str:
 
 
 def finish_reason(reply: EngineReply, max_tokens: int) -> Json:
-    """How a reply ended, in SGLang's words."""
+    """How a reply ended, in SGLang's form."""
     match reply.finish:
         case Finish.STOP | Finish.STOP_STRING:
             return {"type": "stop", "matched": reply.stopped_by}

@@ -46,7 +46,7 @@ class EngineServer:
         api_key: str | None = None,
     ) -> None:
         self.engine = engine
-        self._api_key = api_key  # None: whoever reaches the port may ask
+        self._api_key = api_key  # None if no key is needed
         self._folder = folder
         self._model_name = str(folder) if model_name is None else model_name
         self._kind = kind
@@ -67,7 +67,7 @@ class EngineServer:
             "/health_generate": ("GET", self.health_generate),
             "/v1/models": ("GET", self.models),
         }
-        for info in (self.model_info, self.server_info, self.weight_version):  # under their old names, too
+        for info in (self.model_info, self.server_info, self.weight_version):  # also under their old names
             routes |= {f"/{prefix}{info.__name__}": ("GET", info) for prefix in ("", "get_")}
         for path, (methods, handler) in routes.items():
             for method in methods.split():
@@ -76,7 +76,7 @@ class EngineServer:
 
     @web.middleware
     async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """With a key set, everything but the health checks needs it, as a bearer token."""
+        """Require the key, if one is set, as a bearer token for everything but health checks."""
         free = self._api_key is None or request.path.startswith("/health")
         if free or same_key(bearer_token(request) or "", self._api_key or ""):
             return await handler(request)
@@ -103,7 +103,7 @@ class EngineServer:
 
     async def _stream(self, request: web.Request, asked: list[Asked], many: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        # What is wrong with a request shows while it can still have a status of its own.
+        # Checked before the stream begins, so that an invalid request gets an error status.
         for one in asked:
             self.engine.checked(one.prompt_ids, one.sampling, request_id=one.request_id)
         await response.prepare(request)
@@ -185,7 +185,7 @@ class EngineServer:
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush(self, request: web.Request) -> web.Response:
-        """Forget what was kept of prompts; as in SGLang it is refused while requests are in flight."""
+        """Clear the prefix cache. As in SGLang, this is refused while requests are in flight."""
         if self.engine.in_flight > 0:
             return web.Response(text="requests are in flight\n", status=HTTPStatus.BAD_REQUEST)
         await self.engine.drop_prefixes()
@@ -195,7 +195,7 @@ class EngineServer:
         return web.Response(status=HTTPStatus.OK if self.engine.stopped is None else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """Healthy is an engine that samples a token in time, or that was told to pause."""
+        """An engine is healthy if it samples a token in time, or is paused."""
         if self.engine.paused and self.engine.stopped is None:
             return web.Response()
         try:
@@ -263,7 +263,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 async def _all_or_none(works: list[Coroutine[None, None, Json]]) -> list[Json]:
-    """The results of all, or the first error, and then none goes on."""
+    """The results of all, or the first error; the others are then cancelled."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

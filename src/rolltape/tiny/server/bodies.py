@@ -1,4 +1,4 @@
-"""Parse SGLang's request bodies; parameters that are not supported are refused by name."""
+"""Parse SGLang's request bodies; unsupported parameters are refused by name."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,34 +12,34 @@ _Body = TypeVar("_Body")
 
 
 class CustomParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`custom_params` that this engine has: those of SGLang as slime patches it."""
+    """The supported `custom_params`: those of SGLang with slime's patch."""
 
     return_top_p_token_ids: bool = False
 
 
 class BodyError(EngineError):
-    """A request body is no JSON, or not of the expected shape."""
+    """A request body is not JSON, or does not have the expected shape."""
 
 
 class SglangSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params` that this engine has; a null is as good as absent."""
+    """The supported `sampling_params`; null means absent."""
 
     max_new_tokens: int | None = 128
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None  # -1: all
+    top_k: int | None = None  # -1 for all
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     sampling_seed: int | None = None
-    stream_interval: int | None = None  # how many ids an event brings, after the first
-    spaces_between_special_tokens: bool | None = None  # of no effect on byte-level tokenizers
+    stream_interval: int | None = None  # ids per event, after the first event
+    spaces_between_special_tokens: bool | None = None  # no effect on byte-level tokenizers
     custom_params: CustomParams | None = None
 
 
-# Parameters that this engine has not, with the values that mean the same as leaving them out.
+# Unsupported parameters, with the values that mean the same as leaving them out.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "min_p": (None, 0),
@@ -65,7 +65,7 @@ _UNSUPPORTED_FIELDS = (
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
-    """The body of `/generate`: one prompt, or a list of them and then lists or single values beside it."""
+    """The body of `/generate`: one prompt, or a list of prompts with lists or single values of the other fields."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -105,7 +105,7 @@ class Asked(NamedTuple):
     prompt_ids: list[int]
     sampling: Sampling
     logprobs: bool
-    logprob_start: int  # the first place of the prompt that is reported
+    logprob_start: int  # the first reported place of the prompt
     logprob_texts: bool
     skip_special: bool
     trim_stop: bool
@@ -113,7 +113,7 @@ class Asked(NamedTuple):
 
 
 def decode(data: bytes, shape: type[_Body]) -> _Body:
-    """A JSON body of that shape, or BodyError."""
+    """Decode a JSON body of this shape; raises BodyError."""
     try:
         return msgspec.json.decode(data or b"{}", type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -121,7 +121,7 @@ def decode(data: bytes, shape: type[_Body]) -> _Body:
 
 
 def decode_generate(data: bytes) -> GenerateBody:
-    """The body of `/generate`; BodyError or SamplingError also for what this engine cannot do."""
+    """Decode the body of `/generate`; raises BodyError or SamplingError, also for unsupported features."""
     given = decode(data, dict[str, Any])
     for name in _UNSUPPORTED_FIELDS:
         if given.get(name) not in (None, False, [], {}):
@@ -148,7 +148,7 @@ def _unexpected(error: Exception) -> BodyError:
 
 
 def parse_prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[Asked], bool]:
-    """What the body asks for, and whether it is a list, so that the answer is one."""
+    """The prompts of a body, and whether it has a list, so that the answer is a list too."""
     prompts, many = _prompts(body, engine)
     if not prompts:
         raise BodyError("the list of prompts is empty")
@@ -187,7 +187,7 @@ _Value = TypeVar("_Value")
 
 
 def _spread(value: _Value | list[_Value] | None, count: int, many: bool, name: str) -> list[_Value | None]:
-    """One value per prompt: those of a list, or the same for all."""
+    """One value per prompt: from a list, or the same for all."""
     if not isinstance(value, list):
         return [value] * count
     if not many or len(value) != count:
@@ -206,7 +206,7 @@ def _asked(
     top: int | None,
 ) -> Asked:
     params = SglangSampling() if params is None else params
-    # SGLang's -1 stands for the prompt's last id.
+    # In SGLang -1 means the prompt's last id.
     start = max(len(prompt) - 1, 0) if start is None or start == -1 else start
     if not 0 <= start <= len(prompt):
         raise BodyError(f"logprob_start_len {start} for a prompt of {len(prompt)} ids")
@@ -228,7 +228,7 @@ def _asked(
 
 def _sampling(params: SglangSampling, engine: TinyEngine, *, prompt_from: int | None, top: int) -> Sampling:
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
-    # With ignore_eos SGLang minds no stop ids at all, not even those given.
+    # With ignore_eos SGLang ignores all stop ids, including requested ones.
     stop_ids = () if params.ignore_eos else (*engine.config.eos_ids, *(params.stop_token_ids or ()))
     return Sampling(
         temperature=1.0 if params.temperature is None else params.temperature,

@@ -1,4 +1,4 @@
-"""Run the server until it is asked to stop."""
+"""Run the server until a signal stops it."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from rolltape.serving import describe_listen_error, listening_url, loop_factory
 from rolltape.tiny import TinyEngine, shipped_model
 from rolltape.tiny.server.app import EngineServer
 
-# How long replies in flight may go on after the first signal; a second one ends them at once.
+# How long replies in flight may continue after the first signal; a second one ends them at once.
 _DRAIN_S = 10.0
 
 

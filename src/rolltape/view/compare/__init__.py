@@ -1,1 +1,1 @@
-"""Two runs, or two parts of them, compared: task by task, and rollout by rollout."""
+"""The comparison of two runs, or of two parts of them: task by task, and rollout by rollout."""

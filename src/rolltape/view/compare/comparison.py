@@ -1,4 +1,4 @@
-"""`TaskComparison`: two sides task by task, paired by source and id; `Comparisons` keeps those last asked for."""
+"""`TaskComparison`: two sides task by task, paired by source and id; `Comparisons` caches the latest ones."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ _PAIRED_BY = ("source", "task")
 
 
 class TaskComparison:
-    """The tasks of two sides, and what each side's attempts at them came to. An attempt has a finite reward."""
+    """The tasks of two sides, with the results of each side's attempts. Only rollouts with a finite reward count."""
 
     def __init__(self, sides: tuple[Side, Side], *, solved_at: float | None = None, by_source: bool = True) -> None:
         self.sides = sides
@@ -39,7 +39,7 @@ class TaskComparison:
         self.solved = [self._sum(at, "solved")[0] for at in (0, 1)]
 
     def _pair(self) -> list[Array]:
-        """Of each side the number of each rollout's task, which both share; -1: the task has no id."""
+        """For each side, the number of each rollout's task, the same on both sides; -1 for a task without an id."""
         known: dict[tuple[str | None, str], int] = {}
         found = []
         for side in self.sides:
@@ -64,7 +64,7 @@ class TaskComparison:
         return np.bincount(self._tasks[at][which], minlength=len(self.names))
 
     def _sum(self, at: int, measure: str) -> tuple[Array, Array]:
-        """The sum of a measure over the attempts at each task, and over how many of them."""
+        """The sum of a measure over the attempts at each task, and the number of these attempts."""
         side = self.sides[at]
         values = self._values(at, measure)[side.rows].astype(np.float64)
         having = self._rewarded(at) & np.isfinite(values)
@@ -87,17 +87,17 @@ class TaskComparison:
         return known[measure]()
 
     def means(self, measure: str) -> tuple[Array, Array]:
-        """The mean of a measure over the attempts at each task, of both sides; NaN: it has none."""
+        """The mean of a measure over the attempts at each task, of both sides; NaN for a task without any."""
         a, b = (divided(*self._sum(at, measure)) for at in (0, 1))
         return a, b
 
     @cached_property
     def measures(self) -> dict[str, dict[str, Any]]:
-        """What can be compared, each with its test."""
+        """The measures that can be compared, each with its test."""
         terms = dict.fromkeys(name for side in self.sides for name in side.listing.terms.names)
         names = ["reward", "solved", *(f"{_TERM}{name}" for name in terms), "turns", "tokens"]
         if not any(side.listing.state.rows.columns["sampled_tokens"][side.rows].any() for side in self.sides):
-            names.remove("tokens")  # replies that came as text alone have none
+            names.remove("tokens")  # replies of text only have none
         found = {}
         for name in names:
             a, b = self.means(name)
@@ -107,7 +107,7 @@ class TaskComparison:
         return found
 
     def answer(self, query: Query) -> dict[str, Any]:
-        """The totals, and a page of the tasks that the query asks for."""
+        """The totals, and a page of the requested tasks."""
         measure = query.get("measure") or "reward"
         if measure not in self.measures:
             raise NoAnswer(f"measure is {measure[:60]!r}; give one of {', '.join(self.measures)}")
@@ -143,7 +143,7 @@ class TaskComparison:
         return dict(zip(_WHICH, masks, strict=True))
 
     def _on_both(self) -> int:
-        """How many rollouts are on both sides: they make the sides look more alike than they are."""
+        """The number of rollouts that are on both sides, which make the sides look more alike than they are."""
         one, other = self.sides
         if one.listing is not other.listing:
             return 0
@@ -162,7 +162,7 @@ class TaskComparison:
         return np.flatnonzero(keep)
 
     def _sorted(self, chosen: Array, sort: str, a: Array, b: Array) -> Array:
-        """Tasks in the order asked for; those without a value come last, equals with more attempts first."""
+        """Tasks in the requested order; those without a value come last, equals with more attempts first."""
         attempts = self.attempts[0] + self.attempts[1]
         keys: dict[str, Callable[[], Array]] = {
             "task": lambda: _ranks([name for _, name in self.names]),
@@ -181,7 +181,7 @@ class TaskComparison:
 
     @cached_property
     def _by_task(self) -> list[tuple[Array, Array]]:
-        """Of each side its rows in the order of their tasks, and where each task begins."""
+        """For each side, its rows in the order of their tasks, and where each task begins."""
         found = []
         for side, tasks in zip(self.sides, self._tasks, strict=True):
             order = np.argsort(tasks, kind="stable")
@@ -210,7 +210,7 @@ class TaskComparison:
         }
 
     def _on_side(self, at: int, task: int, mean: float) -> dict[str, Any] | None:
-        """What one side has of a task; None: nothing."""
+        """One side's figures of a task, or None without rollouts."""
         rows = self._rows_at(at, task)
         if not len(rows):
             return None
@@ -229,7 +229,7 @@ class TaskComparison:
         }
 
     def _typical(self, at: int, rows: Array) -> int:
-        """The rollout whose reward is nearest to the mean of its task; of several, the latest."""
+        """The rollout whose reward is nearest to the mean of its task; of several the latest."""
         listing = self.sides[at].listing
         rewards, columns = listing.rewards[rows], listing.state.rows.columns
         finite = np.isfinite(rewards)
@@ -239,13 +239,13 @@ class TaskComparison:
 
 
 class Comparisons:
-    """Compares sides of runs. To sort or filter the same comparison again costs little."""
+    """Compares sides of runs. Sorting or filtering the same comparison again costs little."""
 
     def __init__(self) -> None:
         self._held: dict[object, TaskComparison] = {}
 
     def answer(self, query: Query, runs: Mapping[str, RunAnswers]) -> dict[str, Any]:
-        """The comparison that a query asks for; tasks are paired by source and id, or with `by=task` by id alone."""
+        """The comparison for a query; tasks are paired by source and id, or with `by=task` only by id."""
         a, b = (parse_side(query, letter, runs) for letter in ("a", "b"))
         by = query.get("by") or "source"
         if by not in _PAIRED_BY:
@@ -262,7 +262,7 @@ class Comparisons:
 
 @contextmanager
 def comparing(a: str, b: str, query: Query) -> Iterator[Callable[[Query], dict[str, Any]]]:
-    """Compare two runs by their locations, as they are now: a function that answers a query that adds to this one."""
+    """Compare two runs by location, as they are now. Yields a function that answers queries added to this one."""
     names = {a: "a"} | ({b: "b"} if b != a else {})
     runs = {name: ServedRun(name, location) for location, name in names.items()}
     try:

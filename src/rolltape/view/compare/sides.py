@@ -12,7 +12,7 @@ from rolltape.view.run.rows import Array
 from rolltape.view.run.run_answers import RunAnswers, find_run_answers
 
 _STEPS = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?")
-# Filters of the table that tell parts of a run apart.
+# Filters of the table by which a part of a run can be selected.
 _TEXTS = ("model", "agent", "environment", "source", "tag")
 _FILTERS = ("step", "version", *_TEXTS)
 _MOST_LISTED = 500
@@ -29,7 +29,7 @@ class Side(NamedTuple):
     rows: Array
 
     def about(self) -> dict[str, Any]:
-        """What is compared, and what else could be chosen of the run."""
+        """The compared part of the run, and the other values that could be selected."""
         columns, texts = self.listing.state.rows.columns, self.listing.state.rows.texts
         steps = np.unique(columns["step"])
         listed = {
@@ -45,7 +45,7 @@ class Side(NamedTuple):
             "filters": self.filters,
             "rollouts": len(self.rows),
             "attempts": len(rewards),
-            "mean": float(rewards.mean()) if len(rewards) else None,  # over attempts, also at tasks of one side
+            "mean": float(rewards.mean()) if len(rewards) else None,  # over attempts, also at unpaired tasks
             "steps": steps[:_MOST_LISTED].tolist(),
             "versions": list(self.listing.versions[-_MOST_LISTED:]),
             **{f"{name}s": values[:_MOST_LISTED] for name, values in listed.items()},
@@ -54,7 +54,7 @@ class Side(NamedTuple):
 
 
 def parse_side(query: Query, letter: str, runs: Mapping[str, RunAnswers]) -> Side:
-    """The side that a query asks for: `a` names the run, `a_step`, `a_version`, `a_model`… narrow it."""
+    """The side of a query: `a` names the run, `a_step`, `a_version`, `a_model`… narrow it."""
     answers = find_run_answers(runs, query.get(letter, ""))
     filters = {}
     for name, value in query.items():

@@ -13,12 +13,12 @@ METHOD = (
     "kind would differ the same way. The sign test counts tasks alone, and leaves out those that are the same."
 )
 _ALPHA = 0.05
-_SAME = 1e-9  # means that come this near are the same
-_FEW = 10  # tasks; below, an interval is rough
+_SAME = 1e-9  # means with a smaller difference count as the same
+_FEW = 10  # tasks; with fewer, an interval is rough
 
 
 class PairedTest(msgspec.Struct, frozen=True):
-    """B less A over tasks that both sides have. Fields are None where there are too few tasks, or all differ alike."""
+    """B minus A over tasks that both sides have. Fields are None if there are too few tasks, or all differ equally."""
 
     tasks: int
     a: float | None  # mean over tasks
@@ -31,10 +31,10 @@ class PairedTest(msgspec.Struct, frozen=True):
     lower: int
     same: int
     sign_p: float | None
-    verdict: str  # higher, lower, same, unclear, or unknown: there are too few tasks
+    verdict: str  # higher, lower, same, unclear, or unknown (too few tasks)
 
     def statement(self, what: str) -> str:
-        """The result in words; `what` is compared, such as "mean reward"."""
+        """The result as a sentence; `what` is the measure, such as "mean reward"."""
         if not self.tasks:
             return f"No task has {_article(what)} on both sides, so nothing can be compared."
         if self.verdict == "same":
@@ -54,12 +54,12 @@ class PairedTest(msgspec.Struct, frozen=True):
 
 
 def is_same(differences: Array) -> Array:
-    """Which differences are none."""
+    """Which differences count as zero."""
     return np.abs(differences) <= _SAME
 
 
 def paired_test(a: Array, b: Array) -> PairedTest:
-    """Compare the means of tasks, given in one order; all are finite."""
+    """Compare the means of tasks, which are finite and in the same order."""
     tasks, differences = len(a), b - a
     same = is_same(differences)
     higher, lower = int((differences[~same] > 0).sum()), int((differences[~same] < 0).sum())
@@ -96,7 +96,7 @@ def _verdict(tasks: int, differing: int, p: float | None, mean: float) -> str:
 
 
 def _sign_test(higher: int, lower: int) -> float:
-    """The chance that a fair coin falls at least this unevenly: exact, in logarithms since the counts may be large."""
+    """The probability of a result at least this uneven for a fair coin: exact, in logarithms for large counts."""
     tosses, fewer = higher + lower, min(higher, lower)
     steps = np.arange(1, fewer + 1)
     logs = np.concatenate([[0.0], np.cumsum(np.log((tosses - steps + 1) / steps))]) - tosses * math.log(2)
@@ -104,7 +104,7 @@ def _sign_test(higher: int, lower: int) -> float:
 
 
 def _critical(freedom: int) -> float:
-    """The t beyond which a share of _ALPHA lies on both sides, by halving."""
+    """The t beyond which both tails together have the share _ALPHA, by bisection."""
     low, high = 0.0, 1.0
     while _two_sided(high, freedom) > _ALPHA:
         high *= 2
@@ -115,7 +115,7 @@ def _critical(freedom: int) -> float:
 
 
 def _two_sided(t: float, freedom: int) -> float:
-    """The chance of a t at least this far from 0 under Student's distribution."""
+    """The probability of a t at least this far from 0 under Student's distribution."""
     return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 

@@ -1,1 +1,1 @@
-"""What the page asks about one rollout: its turns, messages, tokens and group."""
+"""Answers about one rollout: its turns, messages, tokens and group."""

@@ -1,4 +1,4 @@
-"""Answers about one rollout: its turns, branches, forks, samples and ledger; all of it raw; two policies compared."""
+"""Answers about one rollout: turns, branches, forks, samples and ledger; its raw records; two policies compared."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -23,12 +23,12 @@ from rolltape.view.annotating import build_annotations
 from rolltape.view.answers import to_plain
 from rolltape.view.rollout.messages import MessageRenderer
 
-_ELSEWHERE = (EventKind.TRACE, EventKind.DELIVERY)  # among the trace, and with the turns
-_SAMPLES_WITH_SPANS = 64  # spans are as many as the turns of a branch
+_ELSEWHERE = (EventKind.TRACE, EventKind.DELIVERY)  # shown in the trace, and with the turns
+_SAMPLES_WITH_SPANS = 64  # beyond this number samples have no spans, of which a branch has as many as turns
 
 
 def linearize_now(rollout: Rollout, policy: CutPolicy, versions: Sequence[str]) -> Linearized:
-    """A rollout under a policy; one that still runs as if it had ended now."""
+    """A rollout under a policy; a running one is treated as if it had ended now."""
     return linearize(rollout, policy, versions=versions, as_if_finished=rollout.status is Status.RUNNING)
 
 
@@ -54,7 +54,7 @@ def build_detail(
 
 
 def build_raw(rollout: Rollout) -> dict[str, Any]:
-    """Everything on the tape about a rollout. A turn keeps so much of an earlier one, and has what follows."""
+    """Everything on the tape about a rollout. A turn has its shared length with an earlier one, and its new part."""
     return {
         "head": to_plain(rollout.head),
         "outcome": to_plain(rollout.outcome),
@@ -110,13 +110,13 @@ def _side(made: Linearized, advantage: float | None) -> dict[str, Any]:
 
 
 def describe_span(span: Span) -> dict[str, Any]:
-    """Which tokens of a sample a span has, where they come from, and what became of them."""
+    """A span of a sample for the page: its tokens, their origin and their fate."""
     fate = None if span.fate is None else span.fate.value
     return {"start": span.start, "stop": span.stop, "origin": span.origin.value, "turn": span.turn, "fate": fate}
 
 
 def _trace(rollout: Rollout) -> dict[str, Any]:
-    """The trace without the messages that its turns have."""
+    """The trace without messages that are in its turns."""
     trace = trace_of(rollout).to_dict()
     for step in trace.get("steps", ()):
         if step.get("turns"):
@@ -141,7 +141,7 @@ def _session(
 
 
 def _branches(tree: Tree) -> list[dict[str, Any]]:
-    """The last turn of each branch; the main branch continues the last turn that is no auxiliary call."""
+    """The last turn of each branch; the main branch continues the last turn that is not auxiliary."""
     main = next((one for one in reversed(tree.turns) if one.is_task), None)
     while main is not None and main.children:
         main = main.children[-1]
@@ -150,7 +150,7 @@ def _branches(tree: Tree) -> list[dict[str, Any]]:
 
 
 def _tool_definitions(tree: Tree) -> list[dict[str, Any]]:
-    """All tools that the session's turns had, each once; one that was changed is there as often."""
+    """All different tools of the session's turns; a changed tool is there in each version."""
     roots = {placed.turn.root.raw_digest: placed.turn.root for placed in tree.turns}
     found: dict[bytes, dict[str, Any]] = {}
     for root in roots.values():

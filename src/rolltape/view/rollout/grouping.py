@@ -13,14 +13,14 @@ from rolltape.view.rollout.messages import render_message
 
 
 class OrderedMessages(NamedTuple):
-    """The messages of a rollout in reading order, and the indexes of those at which history was replaced."""
+    """The messages of a rollout in reading order, and the indexes at which history was replaced."""
 
     messages: list[Message]
     compacted_at: set[int]
 
 
 def read_conversation(rollout: Rollout) -> OrderedMessages:
-    """The main branch of the session with the most turns; what a compaction removed from it comes first."""
+    """The main branch of the session with the most turns; messages that a compaction removed come first."""
     session = max(rollout.sessions, key=lambda one: (len(one.turns), -one.ordinal), default=None)
     branch = [] if session is None else main_branch(session)
     if session is None or not branch:
@@ -46,7 +46,7 @@ def read_conversation(rollout: Rollout) -> OrderedMessages:
 
 
 def build_group(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> dict[str, Any]:
-    """The attempts, each a row of the table with its messages, and how many messages all of them begin with."""
+    """The attempts, each as a row of the table with its messages, and the number of messages that all share."""
     conversations = [read_conversation(rollout) for _, rollout in attempts]
     first = attempts[0][1].head
     return {

@@ -1,7 +1,7 @@
-"""Images in messages: found in the forms that agents send them, and served only as what their bytes are.
+"""Images in messages: found in the forms that agents send, and served only with the type of their bytes.
 
-A type that a message claims counts for nothing: bytes that are no PNG, JPEG, GIF or WebP are not served. SVG is a
-document that can hold scripts, so it is not served either. An image that lies elsewhere is named and never fetched.
+The type that a message claims is ignored: bytes that are not PNG, JPEG, GIF or WebP are not served. SVG documents can
+contain scripts, so they are not served either. An image at an address is named and never fetched.
 """
 
 import base64
@@ -16,7 +16,7 @@ _MOST = 64  # images of one message
 
 
 class Image(NamedTuple):
-    """An image of a message; `type` is None if it is not shown, and `why` then says why."""
+    """An image of a message; `type` is None if it is not shown, and `why` is then the reason."""
 
     type: str | None
     content: bytes
@@ -31,7 +31,7 @@ class Image(NamedTuple):
 
 
 def find_images(message: dict[str, Any]) -> list[Image]:
-    """The images of a message, in their order; those that cannot be shown too."""
+    """The images of a message in order, including those that cannot be shown."""
     found: list[Image] = []
     for given in _sources(message.get("content"), 0, is_image=False):
         found.append(_read(given))
@@ -41,7 +41,7 @@ def find_images(message: dict[str, Any]) -> list[Image]:
 
 
 def raster_type(content: bytes) -> str | None:
-    """The media type of an image by its first bytes; None: it is none that is served."""
+    """The media type of an image by its first bytes, or None if it is not served."""
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if content.startswith(b"\xff\xd8\xff"):
@@ -54,7 +54,7 @@ def raster_type(content: bytes) -> str | None:
 
 
 def _sources(value: object, depth: int, *, is_image: bool) -> Iterator[str]:
-    """The data or addresses of images in a content field, however deep its parts hold them."""
+    """Yield the data or addresses of images in a content field, also from nested parts."""
     if depth > _DEEPEST:
         return
     if isinstance(value, list):
@@ -89,7 +89,7 @@ def _read(given: str) -> Image:
 
 
 def _size(kind: str, content: bytes) -> tuple[int | None, int | None]:
-    """Width and height in pixels, so that a page can leave room; None: not found."""
+    """Width and height in pixels, so that a page can reserve room; None if unknown."""
     if kind == "image/png" and len(content) >= 24:
         return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
     if kind == "image/gif" and len(content) >= 10:

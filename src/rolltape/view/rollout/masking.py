@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 MASKED = "[masked]"
-# How a key begins. Made-up words that long and mixed are rare in prose and in code.
+# Known beginnings of keys. Other words of this length and mixture are rare in prose and in code.
 _KEYS = re.compile(
     r"""
     (?:sk|pk|rk)-(?:[A-Za-z0-9]+-)*[A-Za-z0-9_-]{16,}      # OpenAI, Anthropic, Stripe and their like
@@ -28,11 +28,11 @@ _NAMED = re.compile(
     """
 )
 _IN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@\"']*:([^\s/@\"']{4,})@")
-_PART = 8  # characters of a key by which a part of it is known
+_PART = 8  # characters by which a part of a key is recognized
 
 
 class Mask:
-    """Masks texts. A key that looks like one in some place is masked wherever else it occurs, once it is learned."""
+    """Masks texts. A key that is recognized in one place is masked everywhere, once it is learned."""
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}
@@ -40,7 +40,7 @@ class Mask:
         self.masked: set[str] = set()  # the keys that were replaced so far
 
     def learn(self, value: Any) -> None:
-        """Remember all keys in the texts of a value."""
+        """Collect all keys in the texts of a value."""
         for text in _texts(value):
             for start, stop in find_keys(text):
                 if text[start:stop] not in self._known:
@@ -48,11 +48,11 @@ class Mask:
                     self._pattern = None
 
     def occurs_in(self, value: Any) -> bool:
-        """Whether a text of a value holds a key."""
+        """Whether a text of a value contains a key."""
         return any(self.spans(text) for text in _texts(value))
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where a text holds keys, or ends with the beginning of one, in order and apart from each other."""
+        """Where a text contains keys, or ends with the beginning of one: in order, without overlaps."""
         found = find_keys(text)
         if self._known:
             self._pattern = self._pattern or _any_of(self._known)
@@ -68,7 +68,7 @@ class Mask:
         return text
 
     def holds_part(self, excerpt: str) -> bool:
-        """Whether an excerpt of a text holds a key, or a part of one."""
+        """Whether an excerpt of a text contains a key, or a part of one."""
         return bool(find_keys(excerpt)) or any(
             key[at : at + _PART] in excerpt for key in self._known for at in range(max(len(key) - _PART + 1, 1))
         )
@@ -85,7 +85,7 @@ class Mask:
 
 
 def find_keys(text: str) -> list[tuple[int, int]]:
-    """Where a text holds what looks like a key, in order and apart from each other."""
+    """Where a text contains what looks like a key: in order, without overlaps."""
     found = [found.span() for found in _KEYS.finditer(text)]
     # A key has digits and letters; "password: correct" and "token = get_token" are prose and code.
     found += [
@@ -98,13 +98,13 @@ def find_keys(text: str) -> list[tuple[int, int]]:
 
 
 def _any_of(keys: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds each of these, also where the bytes of a text stand for characters."""
+    """A pattern that finds each of these keys, also in text whose characters stand for bytes."""
     spelled = {one for key in keys for one in (key, key.encode("utf-8", "replace").decode("latin-1"))}
     return re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))))
 
 
 def _find_cut(key: str, text: str) -> int | None:
-    """Where a key begins that the end of a text cuts off; None: nowhere."""
+    """Where a key begins that is cut off by the end of a text, or None."""
     at = text.rfind(key[:_PART], max(len(text) - len(key), 0))
     return at if at >= 0 and key.startswith(text[at:]) else None
 

@@ -1,4 +1,4 @@
-"""Render messages for the page: text, thinking and tool calls apart, very long ones cut."""
+"""Render messages for the page: with separate text, thinking and tool calls; very long ones are cut."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _SHOWN = {"role", "content", "reasoning", "reasoning_content", "tool_calls", "to
 
 
 class MessageRenderer:
-    """Renders the messages of one answer. A repeated one is cut shorter: a prompt may repeat all that came before."""
+    """Renders the messages of one answer. A repeated one is cut shorter, since prompts may repeat all earlier ones."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
@@ -25,9 +25,9 @@ class MessageRenderer:
 
 
 def render_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, Any]:
-    """A message for the page, whether its thinking, calls and results are fields or parts of its content.
+    """A message for the page. Its thinking, calls and results may be fields or parts of its content.
 
-    Absent fields are left out; `raw` is there if the message holds more than is shown.
+    Absent fields are left out; `raw` is set if the message contains more than is shown.
     """
     value = message.to_dict()
     shown: dict[str, Any] = {

@@ -36,12 +36,12 @@ class RolloutAnswers(RunAnswers):
     def __init__(self, run: ServedRun) -> None:
         super().__init__(run)
         self._spellings = Spellings(run.location)
-        self._lock = threading.Lock()  # around loading, and the rollouts that were loaded last
+        self._lock = threading.Lock()  # for loading, and for the cached rollouts
         self._held: dict[tuple[int, int], Rollout] = {}
-        self._missing: dict[Key, list[str]] = {}  # of rollouts that were loaded: what of them cannot be read
+        self._missing: dict[Key, list[str]] = {}  # of loaded rollouts: their unreadable parts
 
     def rollout(self, row: int, policy: str | None) -> Work:
-        """All about a rollout."""
+        """Everything about a rollout."""
         load, chosen = self._loader(row), parse_policy(policy)
         versions, advantage = self.listing().versions, self._advantage(row)
         shown, tries = self.listing().row(row), sorted(self.run.state.rows.tries(self.run.state.rows.ids[row]))
@@ -55,7 +55,7 @@ class RolloutAnswers(RunAnswers):
         return work
 
     def annotate(self, row: int, write: Callable[[Rollout], None]) -> Work:
-        """Let something be written about a rollout; its tags and notes afterwards."""
+        """Call `write` with a rollout. Return its tags and notes afterwards."""
         load = self._loader(row)
 
         def work() -> dict[str, Any]:
@@ -82,12 +82,12 @@ class RolloutAnswers(RunAnswers):
         return work
 
     def message(self, row: int, digest: str) -> Work:
-        """A whole message by its digest."""
+        """A complete message by its digest."""
         find = self._message(row, digest)
         return lambda: {"message": find().to_dict()}
 
     def image(self, row: int, digest: str, index: int) -> Callable[[], Image]:
-        """An image of a message, by its place in it."""
+        """An image of a message, by its index."""
         find = self._message(row, digest)
 
         def work() -> Image:
@@ -99,7 +99,7 @@ class RolloutAnswers(RunAnswers):
         return work
 
     def images(self, row: int) -> Callable[[], list[tuple[str, int, bytes]]]:
-        """All images of a rollout that can be shown: the digest of the message, the place in it, the bytes."""
+        """All images of a rollout that can be shown: the digest of the message, the index in it, the bytes."""
         load = self._loader(row)
         return lambda: [
             (message.digest.hex(), index, image.content)
@@ -122,7 +122,7 @@ class RolloutAnswers(RunAnswers):
     def tokens(
         self, row: int, index: int, policy: str | None, *, record: str | None = None, mask: Mask | None = None
     ) -> Work:
-        """A sample's tokens, packed, with the columns of the trainer's record at a place, or of its latest."""
+        """A sample's tokens, packed, with the columns of the trainer's record at `record`, or of the latest."""
         load, chosen = self._loader(row), parse_policy(policy)
         versions, advantage = self.listing().versions, self._advantage(row)
 
@@ -167,7 +167,7 @@ class RolloutAnswers(RunAnswers):
         return work
 
     def group(self, group: str, only: Collection[int] | None = None) -> Work:
-        """The attempts at one task, or those in some rows; of each rollout the try that counts."""
+        """The attempts at one task, or only those in some rows; for each rollout the try that counts."""
         rows = self.run.state.rows
         group = self._group_named(group)
         members = np.flatnonzero(rows.columns["group"] == rows.texts["group"].known(group)).tolist()
@@ -197,7 +197,7 @@ class RolloutAnswers(RunAnswers):
         return work
 
     def _group_named(self, name: str) -> str:
-        """The group that a name means: its id, or the beginning of it."""
+        """The group with this id or prefix of an id."""
         texts = self.run.state.rows.texts["group"]
         if texts.known(name) > 0:
             return name
@@ -209,7 +209,7 @@ class RolloutAnswers(RunAnswers):
         raise NoAnswer(f"run {self.run.title} holds no group {name[:64]!r}", 404)
 
     def _loader(self, row: int) -> Callable[[], Rollout]:
-        """A function that loads a rollout as the index has it now."""
+        """A function that loads a rollout in the state of the index now."""
         rows = self.run.state.rows
         key, held_as = rows.key(row), (row, rows.get("changed", row))
 
@@ -231,13 +231,13 @@ class RolloutAnswers(RunAnswers):
             try:
                 return index.load_with_problems(key)
             except DamagedTapeError:
-                index.advance()  # it may have been moved
+                index.advance()  # the rollout may have been moved
                 return index.load_with_problems(key)
         except (OSError, sqlite3.Error) as error:
             raise DamagedTapeError(f"rollout {key[0]}: {error}") from error
 
     def _advantage(self, row: int) -> float | None:
-        """A rollout's advantage in its group; of each rollout of the group the try that counts."""
+        """A rollout's advantage in its group; for each rollout of the group the try that counts."""
         rows, listing = self.run.state.rows, self.listing()
         members = np.flatnonzero(rows.columns["group"] == rows.get("group", row)).tolist()
         counted = self._counted_tries(members)
@@ -247,7 +247,7 @@ class RolloutAnswers(RunAnswers):
         return group_advantages(rewards, Credit().advantage)[counted.index(row)]
 
     def _counted_tries(self, members: Iterable[int]) -> list[int]:
-        """The rows of some tries, of each rollout the one that counts."""
+        """Of these rows, for each rollout the row of the try that counts."""
         rows = self.run.state.rows
         tries: dict[str, dict[int, int]] = {}
         for row in members:

@@ -1,4 +1,4 @@
-"""The tokens of a sample or of a turn for the page: a JSON header, then columns of numbers that it uses as they are."""
+"""The tokens of a sample or of a turn for the page: a JSON header, then columns of numbers in binary form."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ _KINDS = {"i4": np.int32, "f4": np.float32, "u1": np.uint8}
 
 
 class TurnTokens:
-    """Aligned columns over the ids that a turn held, prompt and reply, and where each id came from."""
+    """Aligned columns over the ids of a turn's prompt and reply, and the origin of each id."""
 
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
@@ -56,7 +56,7 @@ class TurnTokens:
 
 
 def read_turn(made: Linearized, turn_id: str) -> TurnTokens | None:
-    """The tokens of a turn; None: the rollout has no such turn."""
+    """The tokens of a turn, or None if the rollout has no such turn."""
     placed = next((one for tree in made.trees for one in tree.turns if one.turn.id == turn_id), None)
     if placed is None:
         return None
@@ -77,7 +77,7 @@ def read_turn(made: Linearized, turn_id: str) -> TurnTokens | None:
 
 
 def _path_to(placed: PlacedTurn) -> list[tuple[PlacedTurn, int]]:
-    """The turns up to this one, and how many of its ids each of them accounts for."""
+    """The turns up to this one, each with the position up to which it accounts for the ids."""
     path: list[tuple[PlacedTurn, int]] = []
     stop = len(placed.turn.tokens)
     at: PlacedTurn | None = placed
@@ -138,7 +138,7 @@ def pack_sample(
 
 
 def pack_turn(turn: TurnTokens, session: Session, spell: Spell | None) -> bytes:
-    """The tokens of a turn, prompt and reply, in the same form; they are no sample."""
+    """The tokens of a turn's prompt and reply, in the same form."""
     columns = _columns(turn.ids, turn.trained, turn.sampled, turn.logprobs, turn.version_index)
     header = {
         "n": len(turn.ids),
@@ -183,7 +183,7 @@ def _with_text(
 
 
 def _top_columns(top: TopTokens, spell: Spell | None) -> dict[str, PackedColumn]:
-    """The most likely tokens of each place, one place after the other, and the text of each of their ids once."""
+    """The most likely tokens of all places in order, and the text of each different id."""
     if not top.count:
         return {}
     known = np.unique(top.ids)
@@ -198,15 +198,15 @@ def _top_columns(top: TopTokens, spell: Spell | None) -> dict[str, PackedColumn]
 
 
 def _find_key_tokens(offsets: Array, text: Array, mask: Mask) -> Array:
-    """Which tokens spell a part of a key."""
+    """Which tokens contain a part of a key."""
     found: Array = np.zeros(len(offsets) - 1, np.bool_)
-    for start, stop in mask.spans(text.tobytes().decode("latin-1")):  # each byte stands for a character
+    for start, stop in mask.spans(text.tobytes().decode("latin-1")):  # one character per byte
         found |= (offsets[:-1] < stop) & (offsets[1:] > start)
     return found
 
 
 def _spans(spans: Sequence[Span], session: Session) -> list[dict[str, Any]]:
-    """Spans with the role of the first message that each spells."""
+    """Spans, each with the role of its first message."""
     turns = {turn.id: turn for turn in session.turns}
     return [
         {
@@ -255,7 +255,7 @@ def _trainer(exported: ExportedSample, *, joined: bool) -> dict[str, Any]:
 
 
 def _trainer_columns(sample: Sample, record: TokenRecord) -> dict[str, PackedColumn]:
-    """The trainer's columns if its record has the sample's ids; NaN, or not masked, where the record is shorter."""
+    """The trainer's columns if its record has the sample's ids; NaN, or not masked, beyond a shorter record."""
     if not np.array_equal(record.ids, sample.ids[: len(record)]):
         return {}
     held = record.columns()
@@ -270,7 +270,7 @@ def _trainer_columns(sample: Sample, record: TokenRecord) -> dict[str, PackedCol
 
 
 def _pack(header: dict[str, Any], columns: dict[str, PackedColumn]) -> bytes:
-    """The header's length in 8 bytes, the header, and the columns, each beginning at a multiple of 8 of the whole."""
+    """The header's length in 8 bytes, the header, and the columns, each at an offset that is a multiple of 8."""
     described: list[dict[str, Any]] = []
     parts: list[bytes] = []
     at = 0

@@ -1,4 +1,4 @@
-"""The most likely tokens at each place, where an engine gave them: side arrays `top_N_ids` and `top_N_logprobs`."""
+"""The most likely tokens at each place, from an engine's side arrays `top_N_ids` and `top_N_logprobs`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,11 +12,11 @@ from rolltape.view.run.rows import Array
 
 _NAMES = re.compile(r"top_(\d+)_ids")
 Side = TypeVar("Side", SampleSide, SideArray)
-MOST_TOP_TOKENS = 10  # at each place; an answer with more would be long, and nobody reads further down
+MOST_TOP_TOKENS = 10  # at each place; more would make answers long without use
 
 
 class TopTokens:
-    """A row per token, the most likely first: ids, -1 where there are fewer, and their logprobs, NaN there."""
+    """A row per token, the most likely first: ids and logprobs; missing entries are -1 and NaN."""
 
     def __init__(self, length: int) -> None:
         self.ids: Array = np.full((length, 0), -1, np.int32)
@@ -37,13 +37,13 @@ class TopTokens:
         self.logprobs[places, :count] = logprobs[:, :count]
 
     def hide(self, places: Array) -> None:
-        """Take away the rows of these places."""
+        """Clear the rows of these places."""
         self.ids[places] = -1
         self.logprobs[places] = np.nan
 
 
 def sample_top_tokens(sample: Sample) -> TopTokens:
-    """Those along a sample."""
+    """The top tokens of a sample."""
     found = TopTokens(len(sample.ids))
     for ids, logprobs in _pairs(sample.side):
         there: Array = np.ones(len(sample.ids), np.bool_)
@@ -54,7 +54,7 @@ def sample_top_tokens(sample: Sample) -> TopTokens:
 
 
 def turn_top_tokens(length: int, turns: Iterable[tuple[Turn, int, int]]) -> TopTokens:
-    """Those along the ids that a turn held, of which each given turn accounts for `[start, stop)`."""
+    """The top tokens over the ids of a turn; each of `turns` accounts for `[start, stop)`."""
     found = TopTokens(length)
     for turn, start, stop in turns:
         for ids, logprobs in _pairs(turn.side):
@@ -66,7 +66,7 @@ def turn_top_tokens(length: int, turns: Iterable[tuple[Turn, int, int]]) -> TopT
 
 
 def _pairs(side: Mapping[str, Side]) -> list[tuple[Side, Side]]:
-    """The arrays of ids with those of their logprobs, the longest rows first."""
+    """The arrays of ids, each with the array of logprobs; the longest rows first."""
     found: list[tuple[int, tuple[Side, Side]]] = []
     for name, ids in side.items():
         match = _NAMES.fullmatch(name)
@@ -78,5 +78,5 @@ def _pairs(side: Mapping[str, Side]) -> list[tuple[Side, Side]]:
 
 
 def _is_table(side: SampleSide | SideArray, count: int) -> bool:
-    """Whether it has the form that Rolltape's engines give it; a caller may use the name for something else."""
+    """Whether an array has the form of Rolltape's engines; a caller may use the name for something else."""
     return side.counts is None and side.values.ndim == 2 and side.values.shape[1] == count

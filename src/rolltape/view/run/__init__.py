@@ -1,1 +1,1 @@
-"""What the page asks about a run: its overview and its list of rollouts."""
+"""Answers about a run: its overview, its rollouts and its tasks."""

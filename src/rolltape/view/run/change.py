@@ -1,14 +1,14 @@
 """Why the mean reward of one step differs from that of another: by task, environment, stop reason, length, and term.
 
 Each way of sorting rollouts into kinds splits the change into parts that add up to it. With the share w and the mean
-reward m of a kind at both steps, and M halfway between the two mean rewards, a kind's part is
+reward m of a kind at both steps, and M midway between the two mean rewards, a kind's part is
 
-    (w₀ + w₁)/2 · (m₁ - m₀)          its rollouts are rewarded otherwise
+    (w₀ + w₁)/2 · (m₁ - m₀)          its rollouts have other rewards
     (w₁ - w₀) · ((m₀ + m₁)/2 - M)    there are more or fewer of them
 
-A kind that one step lacks has one mean, which stands for both.
+If one step lacks a kind, the mean of the other step is used for both.
 
-Standard errors take the rollouts of one task as one draw: attempts at a task resemble each other.
+Standard errors are clustered by task, since attempts at a task resemble each other.
 """
 
 from typing import Any, NamedTuple
@@ -23,11 +23,11 @@ from rolltape.view.run.rows import Array
 _MOST_KINDS = 8
 _TEXT_KINDS = ("environment", "source", "agent", "model", "stop_reason")
 _LENGTH_KINDS = 4
-_ROUNDING = 1e-12  # what sums of rewards are off by
+_ROUNDING = 1e-12  # error of sums of rewards
 
 
 class _Sides(NamedTuple):
-    """The rewarded rollouts of two steps: which of the two each is of (0: the other one, 1: the step itself)."""
+    """The rewarded rollouts of two steps, each with its side (0: the other step, 1: the step itself)."""
 
     rows: Array
     side: Array
@@ -40,12 +40,12 @@ class _Kinds(NamedTuple):
 
     name: str
     codes: Array  # the kind of each rollout, from 0 on
-    described: list[dict[str, Any]]  # by kind: its name, and the filters that lead to its rollouts
-    also: tuple[str, ...] = ()  # other ways that come to the same kinds
+    described: list[dict[str, Any]]  # by kind: its name, and the filters that select its rollouts
+    also: tuple[str, ...] = ()  # other ways with the same kinds
 
 
 def build_change(listing: Listing, query: Query) -> dict[str, Any]:
-    """Compare a step with another, by default with the one before it; with the next one if it is the first."""
+    """Compare a step with another, by default with the previous one; the first step with the next one."""
     steps = _rewarded_steps(listing)
     step = _step_in(query, "step", steps)
     if step is None:
@@ -91,12 +91,12 @@ def _sides(listing: Listing, step: int, against: int) -> _Sides:
 
 
 def _difference(values: Array, side: Array, task: Array) -> dict[str, Any] | None:
-    """The means of both sides, and their difference with its standard error; None: one side has no values."""
+    """The means of both sides, and their difference with its standard error; None if a side has no values."""
     counts = np.bincount(side, minlength=2)
     if not counts.all():
         return None
     means = np.bincount(side, values, 2) / counts
-    # What each task adds to the difference, less what it would add if all its values were the mean.
+    # What each task adds to the difference, minus what it would add if all its values were the mean.
     residuals = (values - means[side]) / counts[side] * np.where(side == 1, 1, -1)
     tasks, places = np.unique(task, return_inverse=True)
     sums = np.bincount(places, residuals)
@@ -111,7 +111,7 @@ def _difference(values: Array, side: Array, task: Array) -> dict[str, Any] | Non
 
 
 def _parts(sides: _Sides, kinds: _Kinds) -> dict[str, Any]:
-    """How much of the change lies with each kind, the largest first."""
+    """Each kind's part of the change, the largest first."""
     size = len(kinds.described)
     counts = np.array([np.bincount(kinds.codes[sides.side == one], minlength=size) for one in (0, 1)])
     sums = [np.bincount(kinds.codes[sides.side == one], sides.rewards[sides.side == one], size) for one in (0, 1)]
@@ -165,7 +165,7 @@ def _all_kinds(listing: Listing, sides: _Sides) -> list[_Kinds]:
 
 
 def _different(found: list[_Kinds]) -> list[_Kinds]:
-    """Without the ways that come to the kinds of an earlier one, which is told."""
+    """Remove ways with the same kinds as an earlier way, and add their names to it."""
     kept: list[_Kinds] = []
     for one in found:
         size = len(one.described)
@@ -193,7 +193,7 @@ def _task_kinds(listing: Listing, sides: _Sides) -> _Kinds:
 
 
 def _length_kinds(name: str, values: Array, bound: str) -> _Kinds:
-    """Quarters of both steps together, by a whole number."""
+    """Kinds by quarters of an integer over both steps together."""
     edges = np.unique(np.quantile(values, np.linspace(0, 1, _LENGTH_KINDS + 1)[1:-1], method="lower"))
     codes = np.unique(np.searchsorted(edges, values), return_inverse=True)[1]
     described = []
@@ -206,7 +206,7 @@ def _length_kinds(name: str, values: Array, bound: str) -> _Kinds:
 
 
 def _flag_kinds(name: str, values: Array) -> _Kinds:
-    """Those of which something is true, those of which it is not, and those of which it is not known."""
+    """Kinds by a flag: true, false and unknown."""
     flags = np.where(np.isnan(values), 2, np.minimum(np.nan_to_num(values), 1)).astype(np.int64)
     used, codes = np.unique(flags, return_inverse=True)
     filters = (
@@ -219,7 +219,7 @@ def _flag_kinds(name: str, values: Array) -> _Kinds:
 
 
 def _paired(sides: _Sides) -> dict[str, Any]:
-    """The tasks that both steps attempted: how their mean rewards moved, each task weighing the same."""
+    """The change of the mean rewards of tasks that both steps attempted; each task has the same weight."""
     size = int(sides.task.max()) + 1
     counts = np.array([np.bincount(sides.task[sides.side == one], minlength=size) for one in (0, 1)])
     both = counts.all(axis=0)
@@ -239,7 +239,7 @@ def _paired(sides: _Sides) -> dict[str, Any]:
 
 
 def _terms(listing: Listing, sides: _Sides) -> dict[str, Any]:
-    """How the terms of the rewards moved."""
+    """The changes of the reward terms."""
     rows = []
     for name in listing.terms.names:
         values = listing.terms.column(name)[sides.rows]
@@ -254,7 +254,7 @@ def _terms(listing: Listing, sides: _Sides) -> dict[str, Any]:
 
 
 def _measures(listing: Listing, step: int, against: int) -> list[dict[str, Any]]:
-    """Lengths, and shares of what may explain a reward, over all rollouts that have ended, rewarded or not."""
+    """Lengths and shares that may explain rewards, over all ended rollouts, rewarded or not."""
     columns, oddities = listing.state.rows.columns, listing.oddities
     ended = columns["ended_ns"] > 0
     rows = np.flatnonzero(ended & ((columns["step"] == step) | (columns["step"] == against)))

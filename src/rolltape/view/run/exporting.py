@@ -1,4 +1,4 @@
-"""Export what the table matches: its rows as CSV, its rollouts or samples as `rolltape export` writes them."""
+"""Export the matching rows of the table as CSV, or their rollouts or samples as `rolltape export` does."""
 
 import csv
 import io
@@ -12,18 +12,18 @@ from rolltape.view.answers import parse_policy
 from rolltape.view.run.listing import Listing, Query
 from rolltape.view.run.rows import Array
 
-if TYPE_CHECKING:  # what loads rollouts takes longer to import than the first page takes
+if TYPE_CHECKING:  # the import for loading rollouts takes longer than the first page
     from rolltape.tape.run import Run
 
 FORMS = {"csv": "text/csv", "rollouts": "application/x-ndjson", "samples": "application/x-ndjson"}
 _ENDINGS = {"csv": "csv", "rollouts": "jsonl", "samples": "jsonl"}
 _CHUNK = 256 * 1024  # bytes
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that begins so for a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets treat texts with these beginnings as formulas
 _LEFT_OUT = ("short", "live", "terms", "problems")
 
 
 def export_form(query: Query) -> str:
-    """What is to be exported."""
+    """The kind of the export."""
     form = query.get("form") or "csv"
     if form not in FORMS:
         raise NoAnswer(f"form is {form[:40]!r}; give {', '.join(FORMS)}")
@@ -32,14 +32,14 @@ def export_form(query: Query) -> str:
 
 
 def file_name(run: str, query: Query) -> str:
-    """The name of the file that a browser saves."""
+    """The name of the downloaded file."""
     form = export_form(query)
     policy = f"-{parse_policy(query.get('policy')).name}" if form == "samples" else ""
     return f"{run}-{'rollouts' if form == 'csv' else form}{policy}.{_ENDINGS[form]}"
 
 
 def table_rows(listing: Listing, chosen: Array) -> Iterator[bytes]:
-    """Rows of the table as CSV, in their order, a column for each term of the reward."""
+    """Yield rows of the table as CSV in order, with a column for each term of the reward."""
     terms = [f"term.{name}" for name in listing.terms.names]
     head: list[str] | None = None
     for row in chosen.tolist():
@@ -54,7 +54,7 @@ def table_rows(listing: Listing, chosen: Array) -> Iterator[bytes]:
 
 
 def rollout_lines(run: "Run", keys: Sequence[Key]) -> Iterator[bytes]:
-    """Rollouts as `rolltape export --what rollouts` writes them."""
+    """Yield rollouts as `rolltape export --what rollouts` writes them."""
     from rolltape.export.files import json_line
     from rolltape.export.schema import RowKind, rollout_row
 
@@ -63,7 +63,7 @@ def rollout_lines(run: "Run", keys: Sequence[Key]) -> Iterator[bytes]:
 
 
 def sample_lines(run: "Run", keys: Sequence[Key], policy: CutPolicy) -> Iterator[bytes]:
-    """Samples as `rolltape export` writes them: of each rollout the try that counts, advantages over whole groups."""
+    """Yield samples as `rolltape export` writes them: the tries that count, with advantages over whole groups."""
     from rolltape.export.files import json_line
     from rolltape.export.schema import SAMPLE, RowKind
     from rolltape.samples.credit import counted_tries
@@ -77,7 +77,7 @@ def sample_lines(run: "Run", keys: Sequence[Key], policy: CutPolicy) -> Iterator
 
 
 def in_chunks(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines joined, so that few answers of a thread carry many of them."""
+    """Yield lines joined to chunks, so that they need few calls of a thread."""
     held: list[bytes] = []
     size = 0
     for line in lines:

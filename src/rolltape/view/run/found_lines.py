@@ -1,4 +1,4 @@
-"""The line of a rollout's messages, or of a note on it, that a search found: what the table shows under its row."""
+"""The line of a rollout's messages or notes that a search found, which the table shows below its row."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _SHARED = (Role.SYSTEM, Role.DEVELOPER)
 def find_line(
     messages: Sequence[Message], patterns: Sequence[re.Pattern[str]], notes: Sequence[Note] = ()
 ) -> dict[str, Any] | None:
-    """The line in which most terms occur, of several the first; notes and system prompts come last. None: none does."""
+    """The line with the most terms; of several the first, with notes and system prompts last. None without a match."""
     own = ((one.role.value, searched_text(one)) for one in messages if one.role not in _SHARED)
     shared = ((one.role.value, searched_text(one)) for one in messages if one.role in _SHARED)
     best: tuple[int, str, str] | None = None
@@ -32,7 +32,7 @@ def find_line(
 
 
 def _lines_with(text: str, patterns: Sequence[re.Pattern[str]]) -> list[str]:
-    """The lines in which each term first occurs. A phrase may reach over the end of a line."""
+    """The lines with the first occurrence of each term. A phrase may span lines."""
     found = []
     for pattern in patterns:
         if match := pattern.search(text):
@@ -47,7 +47,7 @@ def _lines_with(text: str, patterns: Sequence[re.Pattern[str]]) -> list[str]:
 
 
 def _mark(line: str, patterns: Sequence[re.Pattern[str]]) -> list[dict[str, Any]]:
-    """A line in parts, those that were asked for marked."""
+    """A line in parts, with the found ones marked."""
     spans = sorted(match.span() for pattern in patterns for match in pattern.finditer(line))
     cut = max(0, spans[0][0] - _BEFORE) if spans and len(line) > _LONGEST else 0
     end = min(len(line), cut + _LONGEST)

@@ -9,12 +9,12 @@ from rolltape.view.run.rows import STATUSES, Array
 
 _QUANTILES = (0.1, 0.5, 0.9)
 _BINS = 30
-# From so many times the median on, and so much more than the least, the largest value makes equal bins useless.
+# If the largest value is so many times the median, and so much above the least, bins of equal width are useless.
 _LONG_TAIL, _WIDE = 8.0, 40
 
 
 def describe_lengths(listing: Listing, rows: Array) -> dict[str, Any]:
-    """The figures of these rollouts. A share comes as how many, and of how many it is known."""
+    """The figures of these rollouts. A share consists of a count, and the number of rollouts for which it is known."""
     columns, oddities = listing.state.rows.columns, listing.oddities
     ended = rows[columns["ended_ns"][rows] > 0]
     truncated = oddities.truncated[ended]
@@ -32,9 +32,9 @@ def describe_lengths(listing: Listing, rows: Array) -> dict[str, Any]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, Any]:
-    """Counts between edges: of equal width, or of equal ratio where a few values are far larger than most.
+    """Counts in bins of equal width, or with `long_tailed` of equal ratio if a few values are far larger than most.
 
-    That is for counts alone; a 0 among them keeps its own bin.
+    Use `long_tailed` only for counts; the value 0 has its own bin then.
     """
     if not len(values):
         return {"edges": [], "counts": [], "log": False, "quantiles": []}
@@ -43,7 +43,7 @@ def build_histogram(values: Array, *, long_tailed: bool = False) -> dict[str, An
     bins: Any = 1
     if low < high:
         bins = np.linspace(low, high, _BINS + 1)
-        # Rewards may differ by rounding alone, or by more than a float holds: then no edges lie between them.
+        # Rewards may differ only by rounding, or by more than a float can hold: then no edges are between them.
         bins = bins if (np.diff(bins) > 0).all() else np.array([low, high])
     is_tail = high >= _LONG_TAIL * max(float(np.median(values)), 1.0) and high - low >= _WIDE
     is_log = long_tailed and low >= 0 and is_tail
@@ -68,7 +68,7 @@ def count_texts(listing: Listing, column: str, rows: Array) -> dict[str, int]:
 
 
 def _quantiles(values: Array) -> list[float]:
-    """The mean, then quantiles; empty: there are no values."""
+    """The mean, then quantiles; empty without values."""
     return [float(values.mean()), *np.quantile(values, _QUANTILES).tolist()] if len(values) else []
 
 

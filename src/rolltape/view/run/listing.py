@@ -20,13 +20,13 @@ _TEXTS = ("stop_reason", "source", "task", "environment", "agent", "model", "gro
 _LOST = outcome_of((), writer_alive=False).reason
 _RUNNING, _PRUNED, _FILTERED = (FATE_CODE[f"dropped:{why}"] for why in ("running", "pruned", "filtered"))
 
-_TERM = "term."  # begins the name of a sort by a term of the reward
+_TERM = "term."  # prefix of a sort by a reward term
 
 Query = Mapping[str, str]
 
 
 class Listing:
-    """The rows of one state, and columns that are computed from them once."""
+    """The rows of one state, and columns that are computed once from them."""
 
     def __init__(self, state: RunState) -> None:
         self.state = state
@@ -35,7 +35,7 @@ class Listing:
         self.statuses = columns["status"]
         self.derived: Array = columns["branches"] >= 0
         self.has_reward: Array = columns["scored"] & (self.statuses == STATUS_CODE[Status.FINISHED])
-        self.rewards: Array = np.where(self.has_reward, columns["reward"], np.nan)  # NaN: it has none
+        self.rewards: Array = np.where(self.has_reward, columns["reward"], np.nan)  # NaN without a reward
         self.ledgers = self._ledgers()
         self.causes: Array = columns["forks"]
         # NaN: not known yet.
@@ -54,19 +54,19 @@ class Listing:
 
     @cached_property
     def _reward_range(self) -> list[float] | None:
-        """The least and the largest finite reward of the run; None: there is none."""
+        """The least and the largest finite reward of the run, or None."""
         known = self.rewards[np.isfinite(self.rewards)]
         return [float(known.min()), float(known.max())] if len(known) else None
 
     @cached_property
     def task_keys(self) -> Array:
-        """A number for each task of a source; a task without an id is known by its group."""
+        """A number for each task of a source; a task without an id is identified by its group."""
         columns = self.state.rows.columns
         task, group, source = (columns[name].astype(np.int64) for name in ("task", "group", "source"))
         return np.where(task != 0, source * len(self.state.rows.texts["task"].values) + task, -group - 1)
 
     def _ledgers(self) -> Array:
-        """Tokens of each rollout by fate; all 0 where it has no summary yet."""
+        """Tokens of each rollout by fate; all 0 without a summary."""
         columns = self.state.rows.columns
         ledgers: Array = columns["ledger"].copy()
         running = self.statuses == STATUS_CODE[Status.RUNNING]
@@ -81,7 +81,7 @@ class Listing:
         return ledgers
 
     def _by_start(self) -> Array:
-        """The rows in the order of their start; by their ids where they started at the same moment."""
+        """The rows in the order of their start times, then of their ids."""
         rows, columns = self.state.rows, self.state.rows.columns
         order = np.argsort(columns["started_ns"], kind="stable")
         started = columns["started_ns"][order]
@@ -91,15 +91,15 @@ class Listing:
 
     def _order_versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first."""
-        # As `Index.versions`, from the rows that are in memory: at 100,000 rollouts SQLite takes a tenth of a second.
+        # Like `Index.versions`, from the rows in memory: at 100,000 rollouts SQLite takes a tenth of a second.
         codes, lists = self.state.rows.columns["versions"][self.order], self.state.rows.lists("versions")
         first = np.full(len(lists), len(codes))
-        first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last that is written counts, which is the first
+        first[codes[::-1]] = np.arange(len(codes))[::-1]  # reversed, so that the first use is written last
         used = [code for code in np.argsort(first, kind="stable").tolist() if first[code] < len(codes)]
         return ordered_versions([version for code in used for version in lists[code] or ()], self.state.announced)
 
     def page(self, query: Query, matched: Array) -> dict[str, Any]:
-        """A page of the rows that match, as the query sorts them."""
+        """A page of the matching rows, in the order of the query."""
         rows = self.sorted(matched, query.get("sort") or "started")
         return {
             "total": len(self.state.rows),
@@ -117,7 +117,7 @@ class Listing:
         return self.state.progress._asdict()
 
     def matching(self, query: Query, searched: Array | None) -> Array:
-        """The rows that match a query; `searched` are the rollouts that a search found, None: there is no search."""
+        """The rows that match a query; `searched` are the rollouts that a search found, or None without a search."""
         columns, rows = self.state.rows.columns, self.state.rows
         keep = np.ones(len(rows), bool)
         if query.get("status"):
@@ -143,7 +143,7 @@ class Listing:
             keep &= columns["step"] == step
         for name, values in self._bounded.items():
             least, most = parse_number(query, f"min_{name}"), parse_number(query, f"max_{name}")
-            # A comparison with NaN is false: what has no reward, or is not known yet, is not within bounds.
+            # A comparison with NaN is false, so missing and unknown values never match.
             keep &= values() >= least if least is not None else True
             keep &= values() <= most if most is not None else True
         for name in FLAGS:
@@ -151,13 +151,13 @@ class Listing:
                 keep &= self.oddities.mask(name, query[name])
         if searched is not None:
             having = np.zeros(len(rows), bool)
-            having[searched[searched <= len(rows)] - 1] = True  # a rollout's row is its number, less one
+            having[searched[searched <= len(rows)] - 1] = True  # a rollout's row is its number minus one
             keep &= having
         return np.flatnonzero(keep)
 
     @cached_property
     def _bounded(self) -> dict[str, Callable[[], Array]]:
-        """The columns of which a query may give the least and the largest value."""
+        """The columns for which a query may set bounds."""
         columns = self.state.rows.columns
         return {
             "reward": lambda: self.rewards,
@@ -186,7 +186,7 @@ class Listing:
         return np.asarray(whole | inner)
 
     def sorted(self, matched: Array, sort: str) -> Array:
-        """Rows in the order asked for; those without a value come last either way, equals in the order of start."""
+        """Rows in the requested order; those without a value always come last, equals are in the order of start."""
         place = np.empty(len(self.order), np.int64)
         place[self.order] = np.arange(len(self.order))
         by_start = matched[np.argsort(place[matched])]
@@ -231,7 +231,7 @@ class Listing:
         }
 
     def name(self, row: int) -> dict[str, Any]:
-        """What tells a rollout from others."""
+        """The fields that identify a rollout."""
         rows = self.state.rows
         rollout, try_index = rows.key(row)
         place = {"step": rows.get("step", row), "task": rows.text(row, "task"), "attempt": rows.get("attempt", row)}
@@ -273,7 +273,7 @@ class Listing:
             "started_ns": rows.get("started_ns", row),
             "ended_ns": rows.get("ended_ns", row) or None,
             "live": status is Status.RUNNING,
-            "problems": len(rows.missing.get(row, ())),  # what of it cannot be read
+            "problems": len(rows.missing.get(row, ())),  # its unreadable parts
         }
 
 

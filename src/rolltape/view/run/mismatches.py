@@ -1,4 +1,4 @@
-"""Where trainer and engine differ most in a step: by task and by turn, each with the token of the largest mismatch."""
+"""The mismatch of trainer and engine in a step: by task and by turn, each with the token of the largest mismatch."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from rolltape.view.run.state import TokenPlace
 
 _TASKS_LISTED = 50
 _TURNS_LISTED = 200
-_MOST_LOADED = 1_000  # rollouts whose turns are looked at, those with the largest mismatch first
+_MOST_LOADED = 1_000  # rollouts whose turns are examined, the largest mismatch first
 
 Values = npt.NDArray[np.float64]
 
@@ -32,14 +32,14 @@ class SeenRecord(NamedTuple):
     key: Key  # of the rollout
     sample: str
     place: str
-    values: Values  # one for each token; NaN: it did not train, or has none
+    values: Values  # per token; NaN if it did not train or has no mismatch
 
     def at(self, token: int) -> dict[str, Any]:
         return msgspec.structs.asdict(TokenPlace(self.key[0], self.sample, token, self.place))
 
 
 class MismatchFigures:
-    """The mismatch of some tokens: how many, their mean, and where the largest is."""
+    """The mismatch of some tokens: their number, the mean, and the place of the largest."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -49,7 +49,7 @@ class MismatchFigures:
         self._records: set[str] = set()
 
     def add(self, record: SeenRecord, start: int, stop: int) -> None:
-        """Add a stretch of a record's tokens."""
+        """Add a range of a record's tokens."""
         values = record.values[start:stop]
         known = np.isfinite(values)
         if not known.any():
@@ -73,7 +73,7 @@ class MismatchFigures:
 
 
 def find_mismatches(run: Run, location: Path, step: int) -> dict[str, Any] | None:
-    """The mismatch of a step's trained tokens by task and by turn; None: its records have none."""
+    """The mismatch of a step's trained tokens by task and by turn; None if its records have no mismatch."""
     chosen = next((one for one in list_steps(location) if one.step == step), None)
     if chosen is None:
         return None
@@ -127,14 +127,14 @@ def _trained_values(record: TokenRecord) -> Values:
 
 
 class _Spans:
-    """The sampled stretches of samples, by the turn that each came from."""
+    """The sampled spans of samples, by their turns."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._known: dict[Key, list[tuple[str, Sequence[Span]]]] = {}
 
     def sampled(self, record: SeenRecord) -> list[Span]:
-        """Those of a record's sample; none: the tape does not hold it any more."""
+        """The sampled spans of a record's sample; empty if it is no longer on the tape."""
         if record.key not in self._known:
             self._known[record.key] = self._load(record.key)
         spans = next((spans for name, spans in self._known[record.key] if names_sample(record.sample, name)), ())

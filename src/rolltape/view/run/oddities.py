@@ -1,4 +1,4 @@
-"""`Oddities`: what may be odd about a rollout, as columns, and the presets of filters that look for reward hacking."""
+"""`Oddities`: columns with possible oddities of rollouts, and presets of filters for finding reward hacking."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from rolltape.view.run.listing import Listing
 
 _CUT_REASONS = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
-SHORT_SHARE = 0.25  # of the median length: from there on down a rollout is very short
-_FEWEST_OF_TASK = 4  # rollouts of a task whose median says something
-_FEWEST_OTHERS = 3  # rewarded rollouts of a group that one can be far from
+SHORT_SHARE = 0.25  # of the median length: up to this share a rollout counts as very short
+_FEWEST_OF_TASK = 4  # rollouts of a task that are enough for a median
+_FEWEST_OTHERS = 3  # other rewarded rollouts of a group that are enough for a comparison
 _FAR_DEVIATIONS = 3.0
 _FAR_SHARE = 0.25  # of the distance between the least and the largest reward of the run
 
-# The filters, and by each of their values what it lets pass.
+# The filters, and the column values that match each of their values.
 _YES_OR_NO: dict[str, tuple[int, ...]] = {"yes": (1,), "no": (0,)}
 FLAGS: dict[str, dict[str, tuple[int, ...]]] = {
     **dict.fromkeys(("filtered", "rewarded", "truncated", "short", "edited_tests"), _YES_OR_NO),
     "far": {"yes": (1, -1), "above": (1,), "below": (-1,), "no": (0,)},
 }
-# Named presets, and the filters that each stands for.
+# The presets and their filters.
 PRESETS: dict[str, dict[str, str]] = {
     "rewarded_truncated": {"rewarded": "yes", "truncated": "yes"},
     "rewarded_short": {"rewarded": "yes", "short": "yes"},
@@ -35,7 +35,7 @@ PRESETS: dict[str, dict[str, str]] = {
 
 
 class Oddities:
-    """Columns over the rows of one listing. NaN: it is not known."""
+    """Columns over the rows of one listing. NaN means unknown."""
 
     def __init__(self, listing: "Listing") -> None:
         self._listing = listing
@@ -49,17 +49,17 @@ class Oddities:
 
     @cached_property
     def filtered(self) -> Array:
-        """1: it is kept out of training."""
+        """1 if the rollout is kept out of training."""
         return np.asarray(self._columns["filter"] != 0)
 
     @cached_property
     def rewarded(self) -> Array:
-        """1: it has a reward above 0; 0: it has none above 0."""
+        """1 if the reward is above 0, else 0."""
         return np.where(self._listing.has_reward, self._listing.rewards > 0, np.nan)
 
     @cached_property
     def truncated(self) -> Array:
-        """1: a limit on tokens ended it, or one of its replies; 0: none did."""
+        """1 if a limit on tokens ended the rollout or one of its replies, else 0."""
         reasons = self._listing.state.rows.texts["stop_reason"]
         ended_by = np.isin(self._columns["stop_reason"], [reasons.known(reason.value) for reason in _CUT_REASONS])
         cut = self.behavior("cut_replies")
@@ -67,13 +67,13 @@ class Oddities:
 
     @cached_property
     def edited_tests(self) -> Array:
-        """1: one of its tool calls changes a file of tests."""
+        """1 if one of its tool calls changes a test file."""
         edits = self.behavior("test_edits")
         return np.where(np.isnan(edits), np.nan, edits > 0)
 
     @cached_property
     def short(self) -> Array:
-        """1: its sampled tokens are at most a quarter of the median of its task, or of the run where that has few."""
+        """1 if its sampled tokens are at most a quarter of its task's median, or of the run's if the task has few."""
         tokens = self._columns["sampled_tokens"].astype(np.float64)
         counted = (self._listing.statuses == STATUS_CODE[Status.FINISHED]) & (tokens > 0)
         if not counted.any():
@@ -90,7 +90,7 @@ class Oddities:
 
     @cached_property
     def far(self) -> Array:
-        """1: its reward is far above the others of its group; -1: far below; 0: neither."""
+        """1 if its reward is far above the others of its group, -1 if far below, else 0."""
         rewards = self._listing.rewards
         known = np.isfinite(rewards)
         far = np.where(known, 0.0, np.nan)
@@ -99,7 +99,7 @@ class Oddities:
         least = _FAR_SHARE * float(np.ptp(rewards[known]))
         group = self._columns["group"][known].astype(np.int64)
         own, middle = rewards[known], float(rewards[known].mean())
-        centered = own - middle  # sums of squares of what is centered keep their digits
+        centered = own - middle  # centered, so that sums of squares stay precise
         others = np.bincount(group)[group] - 1.0
         sums = np.bincount(group, centered)[group] - centered
         squares = np.bincount(group, centered**2)[group] - centered**2
@@ -121,14 +121,14 @@ class Oddities:
         return self.behavior("tool_errors")
 
     def mask(self, name: str, value: str) -> Array:
-        """The rows that a filter lets pass. What is not known passes none."""
+        """The rows that match a filter. Unknown values match none."""
         passing = FLAGS[name].get(value)
         if passing is None:
             raise NoAnswer(f"{name} is {value[:40]!r}; give {' or '.join(FLAGS[name])}")
         return np.isin(getattr(self, name), passing)
 
     def presets(self, rows: Array) -> list[dict[str, Any]]:
-        """Each preset with its filters, and how many of these rows pass."""
+        """Each preset with its filters, and how many of these rows match."""
         counted = []
         for name, filters in PRESETS.items():
             passing = np.logical_and.reduce([self.mask(*one)[rows] for one in filters.items()])

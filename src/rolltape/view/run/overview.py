@@ -28,7 +28,7 @@ def build_overview(listing: Listing, step: int | None = None) -> dict[str, Any]:
     rows = rows[np.argsort(columns["step"][rows], kind="stable")]
     steps, first = np.unique(columns["step"][rows], return_index=True)
     by_number = dict(zip(steps.tolist(), np.split(rows, first[1:]), strict=bool(len(rows))))
-    # A trainer may count its steps in another way than those who record.
+    # A trainer may count its steps in another way than the recording program.
     by_number = {one: rows[:0] for one in state.trainer if step in (None, one)} | by_number
     by_step = [_step(listing, one, own, ledgers, behind) for one, own in sorted(by_number.items())]
     rewards = _finite(listing.rewards[rows])
@@ -123,7 +123,7 @@ def _spread(rewards: Array) -> dict[str, Any] | None:
 
 
 def _by_time(listing: Listing, rows: Array) -> list[dict[str, Any]]:
-    """Rewards by when rollouts ended, in intervals of equal length."""
+    """Rewards by the rollouts' end times, in intervals of equal length."""
     ended = listing.state.rows.columns["ended_ns"][rows]
     known = (ended > 0) & np.isfinite(listing.rewards[rows])
     if not known.any():
@@ -141,7 +141,7 @@ def _by_time(listing: Listing, rows: Array) -> list[dict[str, Any]]:
 
 
 def _behind(listing: Listing) -> Array:
-    """Per rollout, how many versions its oldest weights lie behind the newest that its step used; -1: not known."""
+    """How many versions each rollout's oldest weights are behind the newest that its step used; -1 if unknown."""
     state, columns = listing.state, listing.state.rows.columns
     order = {version: index for index, version in enumerate(listing.versions)}
     lists = state.rows.lists("versions")
@@ -149,7 +149,7 @@ def _behind(listing: Listing) -> Array:
     newest = np.array([max((order[one] for one in versions or ()), default=-1) for versions in lists], np.int64)
     if not len(state.rows):
         return np.empty(0, np.int64)
-    # There are few different pairs of a step and the versions that were used.
+    # There are few different pairs of a step and its versions.
     pairs, place = np.unique(columns["step"] * len(lists) + columns["versions"], return_inverse=True)
     steps, codes = np.divmod(pairs, len(lists))
     newest_by_number: dict[int, int] = {}
@@ -185,7 +185,7 @@ def _tags(listing: Listing, rows: Array) -> dict[str, int]:
 
 
 def _tasks(tasks: Array, groups: Array) -> int:
-    """How many tasks there are; how many groups where tasks have no ids."""
+    """The number of tasks, or of groups if tasks have no ids."""
     return int(np.count_nonzero(np.bincount(tasks[tasks != 0])) or np.count_nonzero(np.bincount(groups)))
 
 

@@ -1,4 +1,4 @@
-"""`Rows`: the rollouts of a run as columns, read from its index. Texts are numbers, one for each different text."""
+"""`Rows`: the rollouts of a run as columns, read from its index. Each different text has a number."""
 
 import gc
 import sqlite3
@@ -29,17 +29,17 @@ _STATUS_CASE = " ".join(f"WHEN '{status.value}' THEN {code}" for status, code in
 
 class _RowColumn(NamedTuple):
     query: str
-    kind: str  # a dtype; "text": a code for each; "list": likewise, of JSON arrays
-    width: int = 1  # numbers in a row; more than one come as bytes
+    kind: str  # a dtype; "text" for codes of texts; "list" for codes of JSON arrays
+    width: int = 1  # numbers per row; several are stored as bytes
 
 
-# What the page knows of every rollout.
+# The columns of every rollout.
 _COLUMNS = {
     "try_index": _RowColumn("try_index", "i8"),
     "step": _RowColumn("step", "i8"),
     "attempt": _RowColumn("attempt", "i8"),
     "started_ns": _RowColumn("started_ns", "i8"),
-    "ended_ns": _RowColumn("coalesce(ended_ns, 0)", "i8"),  # 0: it has no end
+    "ended_ns": _RowColumn("coalesce(ended_ns, 0)", "i8"),  # 0 without an end
     "status": _RowColumn(f"CASE {STATUS} {_STATUS_CASE} END", "i1"),
     "reward": _RowColumn("reward", "f8"),
     "scored": _RowColumn("scored IS NOT NULL", "?"),
@@ -54,13 +54,13 @@ _COLUMNS = {
     "stop_reason": _RowColumn("stop_reason", "text"),
     "reason": _RowColumn(REASON, "text"),
     "filter": _RowColumn(FILTER, "text"),
-    "tags": _RowColumn("coalesce(tags, head_tags)", "list"),  # until others are given, those that it began with hold
+    "tags": _RowColumn("coalesce(tags, head_tags)", "list"),  # tags from the start apply until they are changed
     "inner_tags": _RowColumn("inner_tags", "list"),  # of turns and tokens
     "notes": _RowColumn("notes", "i8"),
     "versions": _RowColumn("versions", "list"),
-    "branches": _RowColumn("coalesce(branches, -1)", "i4"),  # -1: it has no summary
+    "branches": _RowColumn("coalesce(branches, -1)", "i4"),  # -1 without a summary
     "forks": _RowColumn(f"coalesce(forks, zeroblob({4 * len(CAUSES)}))", "<i4", len(CAUSES)),
-    # Each -1: it has no summary, or its turns are no longer on the tape.
+    # All -1 without a summary, or if its turns are no longer on the tape.
     "behavior": _RowColumn(f"coalesce(behavior, x'{'ff' * 4 * len(BEHAVIOR)}')", "<i4", len(BEHAVIOR)),
     "terms": _RowColumn("terms", "text"),  # of its reward, as JSON
     "ledger": _RowColumn(  # under the default policy
@@ -84,7 +84,7 @@ class Coded(Generic[T]):
         self._codes: dict[T | None, int] = {None: 0}
 
     def codes(self, values: Sequence[T | None]) -> list[int]:
-        """The codes of values; a new value gets a new one."""
+        """The codes of values; new values get new codes."""
         known = self._codes
         before = len(known)
         found = [known.setdefault(value, len(known)) for value in values]
@@ -93,7 +93,7 @@ class Coded(Generic[T]):
         return found
 
     def known(self, value: T) -> int:
-        """The code of a value; -1: no row has it."""
+        """The code of a value, or -1 if no row has it."""
         return self._codes.get(value, -1)
 
     def ranks(self) -> Array:
@@ -106,26 +106,26 @@ class Coded(Generic[T]):
 
 
 class Rows:
-    """The columns, and what their codes stand for. A rollout's row is its number in the index, less one."""
+    """The columns, and the values of their codes. A rollout's row is its number in the index minus one."""
 
     def __init__(self) -> None:
         self.columns = {name: _empty(one) for name, one in _COLUMNS.items()}
         self.columns["changed"] = np.zeros(0, np.int64)  # the snapshot at which a row last changed
         self.texts: dict[str, Coded[str]] = {n: Coded() for n, one in _COLUMNS.items() if one.kind in ("text", "list")}
         self.ids: list[str] = []
-        self.missing: dict[int, tuple[str, ...]] = {}  # by row: what of that rollout cannot be read
+        self.missing: dict[int, tuple[str, ...]] = {}  # by row: unreadable parts of the rollout
         self._lists: dict[str, list[tuple[str, ...] | None]] = {}
         self._terms: list[dict[str, float]] = []  # by the codes of `terms`
-        self._tries: dict[str, dict[int, int]] = {}  # by rollout: the row of each try
+        self._tries: dict[str, dict[int, int]] = {}  # by rollout: the rows of its tries
         self._listed = 0  # rows that are in `_tries`
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def read(self, connection: sqlite3.Connection, since_revision: int, snapshot: int) -> int:
-        """Read the rollouts that have changed since a revision of the index, and return how many there are."""
+        """Read the rollouts that have changed since a revision of the index, and return their number."""
         where = "" if since_revision < 0 else f" WHERE revision > {since_revision}"
-        gc.disable()  # a hundred thousand rows without one cycle
+        gc.disable()  # a hundred thousand rows without a reference cycle
         try:
             fetched = connection.execute(f"{_SELECT}{where} ORDER BY number").fetchall()
             if fetched:
@@ -163,7 +163,7 @@ class Rows:
                 self.columns[name] = np.concatenate([held, np.zeros((more, *held.shape[1:]), held.dtype)])
 
     def tries(self, rollout: str) -> dict[int, int]:
-        """The row of each try of a rollout; empty: there is no such rollout."""
+        """The row of each try of a rollout; empty if there is no such rollout."""
         for row in range(self._listed, len(self)):  # a row keeps its key
             self._tries.setdefault(self.ids[row], {})[self.get("try_index", row)] = row
         self._listed = len(self)
@@ -179,14 +179,14 @@ class Rows:
         return self.texts[name].values[code]
 
     def lists(self, name: str) -> list[tuple[str, ...] | None]:
-        """The lists that the codes of a column stand for."""
+        """The lists of a column, by code."""
         if name not in self._lists:
             stored = self.texts[name].values
             self._lists[name] = [None if one is None else tuple(msgspec.json.decode(one)) for one in stored]
         return self._lists[name]
 
     def decoded_terms(self) -> list[dict[str, float]]:
-        """The reward terms that the codes of that column stand for."""
+        """The reward terms, by the codes of their column."""
         stored = self.texts["terms"].values
         for text in stored[len(self._terms) :]:  # a code keeps its text
             self._terms.append({} if text is None else decode_numbers(text.encode()))

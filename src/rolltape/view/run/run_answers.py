@@ -1,4 +1,4 @@
-"""`RunAnswers`: the answers about one run as a whole: its overview, its table, and what a search finds."""
+"""`RunAnswers`: the answers about one run as a whole: its overview, its table, and its searches."""
 
 import contextlib
 import sqlite3
@@ -28,7 +28,7 @@ from rolltape.view.served_runs import ServedRun
 
 Work = Callable[[], Any]
 
-_MOST_LIVE = 1000  # running rollouts that are searched, those that began last
+_MOST_LIVE = 1000  # running rollouts that are searched, the latest ones
 _MOST_LINES = 64
 
 
@@ -41,7 +41,7 @@ class Searched(NamedTuple):
 
 
 def find_run_answers(runs: "Mapping[str, RunAnswers]", name: str) -> "RunAnswers":
-    """The answers about the run of a name; raises NoAnswer."""
+    """The answers about the run with this name; raises NoAnswer."""
     found = runs.get(name)
     if found is None:
         raise NoAnswer(f"no run {name[:64]!r} is served here; these are: {', '.join(runs)}", 404)
@@ -59,7 +59,7 @@ class RunAnswers:
         self._live_words = LiveWords()
 
     def listing(self) -> Listing:
-        """The table as it is now."""
+        """The current table."""
         self.run.state.refresh()
         if self._listing is None or self._listing.snapshot != self.run.state.snapshot:
             self._listing = Listing(self.run.state)
@@ -84,18 +84,18 @@ class RunAnswers:
         return build_change(self.listing(), query)
 
     def load_annotations(self) -> dict[Key, Annotations]:
-        """The tags and notes of rollouts that have some by hand. For a thread."""
+        """The tags and notes that people wrote, by rollout. Call it in a thread."""
         with self._search_lock, self.run.search_file.reading() as connection:
             return annotations_by_hand(connection)
 
     def notes(self, held: dict[Key, Annotations]) -> dict[str, Any]:
-        """The newest of these tags and notes, and how many there are."""
+        """The newest of these tags and notes, and their number."""
         listing = self.listing()
         found = {key: listing.state.rows.tries(key[0]).get(key[1]) for key in held}
         return build_notes(held, {key: listing.name(row) for key, row in found.items() if row is not None})
 
     def search(self, asked: str) -> Work:
-        """Search for words: in the index what has ended, what runs as far as it is recorded, and notes."""
+        """Search for words: in ended rollouts by the index, in the recorded part of running ones, and in notes."""
         if not search_terms(asked):
             raise NoAnswer(f"q is {asked[:40]!r}, without a word; give at least one word")
         listing = self.listing()
@@ -112,7 +112,7 @@ class RunAnswers:
         return work
 
     def _read_live(self, live: Mapping[int, tuple[Key, int]]) -> None:
-        """Bring the words of running rollouts up to date; one that cannot be read now is not searched."""
+        """Update the words of running rollouts; unreadable ones are not searched."""
         self._live_words.keep_only(live)
         for number, (key, turns) in live.items():
             if self._live_words.lacks(number, turns):
@@ -120,7 +120,7 @@ class RunAnswers:
                     self._live_words.put(number, turns, self.run.index.messages(key))
 
     def lines(self, query: Query) -> Work:
-        """The line of each named rollout in which a search finds most; `rollouts` are ids, each with its try."""
+        """For each rollout in `rollouts` (ids with tries), the line with the most matches of a search."""
         patterns, named = term_patterns(query.get("q", "")), query.get("rollouts", "").split(",")
         if not patterns or len(named) > _MOST_LINES:
             raise NoAnswer(f"give at least one word as q, and at most {_MOST_LINES} rollouts, as ID.TRY,ID.TRY")
@@ -131,7 +131,7 @@ class RunAnswers:
             found = {}
             held = self.load_annotations()
             for key in keys:
-                with contextlib.suppress(RolltapeError, OSError, sqlite3.Error):  # found, though it cannot be read
+                with contextlib.suppress(RolltapeError, OSError, sqlite3.Error):  # it was found, but cannot be read
                     notes = held.get(key, Annotations()).notes
                     found[f"{key[0]}.{key[1]}"] = find_line(self.run.index.messages(key), patterns, notes)
             return {"lines": found}
@@ -153,7 +153,7 @@ class RunAnswers:
         return self.listing().matching(query, numbers)
 
     def export(self, query: Query, searched: Searched | None) -> Work:
-        """What the table matches, as an iterator over chunks of a file."""
+        """Export the matching rows of the table; the work returns an iterator over chunks of a file."""
         listing, form = self.listing(), export_form(query)
         chosen = listing.sorted(self._matching(query, searched), query.get("sort") or "started")
         if form == "csv":
@@ -168,7 +168,7 @@ class RunAnswers:
         return bool(self.listing().state.rows.tries(rollout))
 
     def row(self, rollout: str, try_index: str | None) -> int:
-        """The row of a rollout: of the try that is named, else of the one that counts; raises NoAnswer."""
+        """The row of a rollout's named try, else of the try that counts; raises NoAnswer."""
         rows = self.listing().state.rows
         if try_index:
             row = rows.tries(rollout).get(parse_count({"try": try_index}, "try", 0, 2**31))
@@ -180,7 +180,7 @@ class RunAnswers:
         return row
 
     def row_named(self, found: NamedTries) -> int:
-        """The row of the tries that an id means; of several, that of the one that counts."""
+        """The row for an id; of several tries, that of the one that counts."""
         tries = self.listing().state.rows.tries(found.id)
         row = self.counted({one: tries[one] for one in found.tries if one in tries})
         if row is None:
@@ -188,7 +188,7 @@ class RunAnswers:
         return row
 
     def counted(self, tries: dict[int, int]) -> int | None:
-        """The row of the latest try that finished, else of the latest; None: there is none."""
+        """The row of the latest finished try, else of the latest try, or None."""
         finished = STATUS_CODE[Status.FINISHED]
         statuses = self.listing().statuses
         return max(tries.items(), key=lambda one: (statuses[one[1]] == finished, one[0]), default=(0, None))[1]

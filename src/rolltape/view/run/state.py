@@ -31,16 +31,16 @@ class TokenPlace(msgspec.Struct, frozen=True):
 
 
 class TrainerFigures(msgspec.Struct, frozen=True):
-    """Figures of what a trainer exported for a step."""
+    """Figures of a trainer's token records of a step."""
 
     step: int
-    mark: str  # changes with the step's files
+    mark: str  # identifies the state of the step's files
     figures: dict[str, float | None]
-    max_mismatch_at: TokenPlace | None = None  # None: no record with a sample's id has a mismatch
+    max_mismatch_at: TokenPlace | None = None  # None if no record with a sample id has a mismatch
 
 
 class RunState:
-    """The state of one run, for one thread. `snapshot` grows with every change."""
+    """The state of one run, used by one thread. `snapshot` grows with every change."""
 
     def __init__(self, file: IndexFile, run: RunDirectory | None) -> None:
         self._file = file
@@ -49,8 +49,8 @@ class RunState:
         self.rows = Rows()
         self.snapshot = 0
         self.progress = Progress(0, 0, 0, 0, 0)
-        self.read_through = False  # all of the tape was read once: what is not indexed came later
-        self.live = False  # a process that records is alive
+        self.read_through = False  # the whole tape was indexed once: rollouts that are not indexed are new
+        self.live = False  # whether a recording process is alive
         self.announced: Sequence[str] = ()  # weight versions, in their order
         self.last_activity_ns = 0
         self.trainer: dict[int, TrainerFigures] = {}
@@ -58,7 +58,7 @@ class RunState:
         self._failure: str | None = None  # why the run or its index cannot be read now
 
     def refresh(self) -> bool:
-        """Read what is new in the index, and return whether anything is."""
+        """Read the changes of the index, and return whether there are any."""
         failure = None
         before = self.snapshot
         try:
@@ -76,7 +76,7 @@ class RunState:
 
     @property
     def made(self) -> object:
-        """Identifies the index of the rows: one that is made again has other numbers."""
+        """An identity of the index of the rows; a rebuilt index has other numbers."""
         return self._known[0]
 
     def _read(self, connection: sqlite3.Connection) -> None:
@@ -85,14 +85,14 @@ class RunState:
         if (made, revision) == self._known:
             return
         self.snapshot += 1
-        if made != known_made:  # the index was made again, and its numbers are others
+        if made != known_made:  # the index was rebuilt, with other numbers
             self.rows, known_revision = Rows(), -1
         self.rows.read(connection, known_revision, self.snapshot)
         self._known = (made, revision)
         self.progress = self._progress(connection)
         has_looked = bool(read_about(connection, "looked", 0))
         self.read_through = has_looked and self.progress.is_complete
-        if not has_looked and self._run is not None:  # nobody has counted yet what there is
+        if not has_looked and self._run is not None:  # the rollouts have not been counted yet
             self.progress = self.progress._replace(total=max(self.progress.total, count_rollouts(self._run)))
         self.live = is_recorded(connection)
         self.announced = announced_versions(connection)
@@ -100,7 +100,7 @@ class RunState:
         self._problems = tuple(map(str, source_problems(connection)))
 
     def _progress(self, connection: sqlite3.Connection) -> Progress:
-        """The progress, counted from the rows that were read."""
+        """The progress, counted from the rows."""
         columns, indexed = self.rows.columns, len(self.rows)
         ended = int((columns["status"] != STATUS_CODE[Status.RUNNING]).sum())
         summarized = int((columns["branches"] >= 0).sum())
@@ -114,12 +114,12 @@ class RunState:
 
     @property
     def problems(self) -> list[str]:
-        """Everything that cannot be read: the run as a whole, its files, its rollouts."""
+        """All read errors: of the run as a whole, its files, its rollouts."""
         whole = [] if self._failure is None else [self._failure]
         return [*whole, *self._problems, *(one for several in self.rows.missing.values() for one in several)]
 
     def pending(self, rows: object = slice(None)) -> int:
-        """How many of these rollouts have ended, lack a summary, and are still to be read for it."""
+        """How many of these rollouts have ended and still wait for their summary."""
         columns = self.rows.columns
         lacking = (columns["status"] != STATUS_CODE[Status.RUNNING]) & (columns["branches"] < 0)
         lacking[list(self.rows.missing)] = False

@@ -1,4 +1,4 @@
-"""The table of a run's tasks: how often each was solved, and how that moved over steps."""
+"""The table of a run's tasks: how often each was solved, and how that changed over steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +14,9 @@ _SORTS = ("task", "environment", "attempts", "solved", "mean", "best", "spread",
 
 
 class TaskTable:
-    """The tasks of a run, or of one of its steps. A task without an id is known by its group.
+    """The tasks of a run, or of one of its steps. A task without an id is identified by its group.
 
-    Two sources may have tasks of one name.
+    Two sources may have tasks with the same name.
     """
 
     def __init__(self, listing: Listing, step: int | None = None, solved_at: float | None = None) -> None:
@@ -25,7 +25,7 @@ class TaskTable:
         rewarded = np.isfinite(listing.rewards)
         self.solved_at = solved_limit(listing.rewards[rewarded]) if solved_at is None else solved_at
         rows = np.arange(len(listing.state.rows)) if step is None else np.flatnonzero(columns["step"] == step)
-        # Sorted by task, and by step within each: sums over a task or a step are then sums over a stretch of rows.
+        # Sorted by task, then by step, so that sums over a task or a step are sums over a range of rows.
         keys = listing.task_keys[rows]
         order = np.lexsort((columns["step"][rows], keys))
         self._rows, keys = rows[order], keys[order]
@@ -40,10 +40,10 @@ class TaskTable:
         self._groups = self._by_step(keys)
 
     def answer(self, query: Query) -> dict[str, Any]:
-        """The totals, the same by step, and a page of the tasks that the query asks for."""
+        """The totals, the totals by step, and a page of the requested tasks."""
         chosen = self._sorted(self._matching(query), query.get("sort") or "mean")
         attempts = self._groups["attempts"]
-        k = int(np.bincount(attempts[attempts > 0]).argmax()) if (attempts > 0).any() else 1  # as most groups have
+        k = int(np.bincount(attempts[attempts > 0]).argmax()) if (attempts > 0).any() else 1  # the most common size
         steps = np.unique(self._groups["step"])
         return {
             "solved_at": self.solved_at,
@@ -94,7 +94,7 @@ class TaskTable:
         return np.flatnonzero(keep)
 
     def _sorted(self, chosen: Array, sort: str) -> Array:
-        """Tasks in the order asked for; those without a value come last, equals with more attempts first."""
+        """Tasks in the requested order; those without a value come last, equals with more attempts first."""
         name, down = parse_sort(sort, _SORTS)
         keys = self._keys(name)[chosen].astype(np.float64)
         return chosen[np.lexsort((-self.attempts[chosen], -keys if down else keys))]
@@ -130,7 +130,7 @@ class TaskTable:
         return np.asarray(np.sqrt(np.maximum(squares - self.mean**2, 0)))
 
     def _change(self) -> Array:
-        """The mean reward of a task's last rewarded step, less that of its first; NaN: it has one only."""
+        """The mean reward of a task's last rewarded step minus that of its first; NaN if it has only one."""
         change = np.full(len(self._first), np.nan)
         known = np.flatnonzero(self._groups["attempts"] > 0)
         task, mean = self._groups["task"][known], self._groups["mean"][known]
@@ -155,7 +155,7 @@ class TaskTable:
         return {
             "task": self._text("task", task),
             "source": self._text("source", task),
-            "group": self._text("group", task) if len(groups) == 1 else None,  # None: it has several
+            "group": self._text("group", task) if len(groups) == 1 else None,  # None if it has several
             "environment": self._text("environment", task),
             "rollouts": len(rows),
             "attempts": int(self.attempts[task]),
@@ -171,36 +171,36 @@ class TaskTable:
         }
 
     def _task_steps(self, task: int) -> list[list[float]]:
-        """The steps at which it was rewarded, each with its mean reward."""
+        """The steps at which a task was rewarded, each with its mean reward."""
         low, high = np.searchsorted(self._groups["task"], [task, task + 1])
         steps, means = self._groups["step"][low:high].tolist(), self._groups["mean"][low:high].tolist()
         return [[step, mean] for step, mean in zip(steps, means, strict=True) if mean == mean]
 
 
 def build_tasks(listing: Listing, query: Query) -> dict[str, Any]:
-    """The table of tasks that a query asks for."""
+    """The table of tasks for a query."""
     return TaskTable(listing, parse_step(query), parse_number(query, "solved_at")).answer(query)
 
 
 def solved_limit(rewards: Array) -> float:
-    """From which reward on a task counts as solved: 1, or the largest that there is where none is that large."""
+    """The least reward at which a task counts as solved: 1, or the largest reward if that is smaller."""
     return min(1.0, float(rewards.max())) if len(rewards) and rewards.max() > 0 else 1.0
 
 
 def _pass_at(k: int, attempts: Array, solved: Array) -> float | None:
-    """The chance that one of k attempts solves a task, over groups with at least so many; None: there is none."""
+    """The probability that one of k attempts solves a task, over groups with at least k attempts; None without any."""
     enough = attempts >= k
     left, of = (attempts - solved)[enough].astype(np.float64), attempts[enough].astype(np.float64)
     if not len(of):
         return None
     failing = np.ones(len(of))
-    for drawn in range(k):  # without putting back: of n attempts, n - c have failed
+    for drawn in range(k):  # drawn without replacement: of n attempts, n - c have failed
         failing *= np.maximum(left - drawn, 0) / (of - drawn)
     return float(1 - failing.mean())
 
 
 def _solved_by(attempts: Array, solved: Array) -> dict[str, Array]:
-    """Which tasks are solved by none, some and all of their attempts, and which have no rewarded attempt."""
+    """Which tasks are solved by none, some or all of their attempts, and which have no rewarded attempt."""
     rewarded = attempts > 0
     return {
         "none": rewarded & (solved == 0),
@@ -215,13 +215,13 @@ def _counts(attempts: Array, solved: Array) -> dict[str, int]:
 
 
 def _summed(values: Array, starts: Array) -> Array:
-    """The sums of stretches of values."""
+    """The sums of ranges of values."""
     kind = np.float64 if values.dtype.kind == "f" else np.int64
     return np.add.reduceat(values, starts, dtype=kind) if len(starts) else np.zeros(0, kind)
 
 
 def _starts(*keys: Array) -> Array:
-    """Where a stretch of equal keys begins."""
+    """Where each range of equal keys begins."""
     if not len(keys[0]):
         return np.zeros(0, np.int64)
     changes = np.zeros(len(keys[0]) - 1, bool)

@@ -1,4 +1,4 @@
-"""`RewardTerms`: what the rewards of rollouts are made of, a column for each term."""
+"""`RewardTerms`: the terms of the rewards of rollouts, a column for each term."""
 
 from collections import Counter
 from functools import cached_property
@@ -11,7 +11,7 @@ from rolltape.view.run.rows import Array
 if TYPE_CHECKING:
     from rolltape.view.run.listing import Listing
 
-_SUM_OFF = 1e-6  # terms that come this near to the reward add up to it
+_SUM_OFF = 1e-6  # tolerance for terms that add up to the reward
 
 
 class RewardTerms:
@@ -24,7 +24,7 @@ class RewardTerms:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Those that most rewards have come first, equals by name."""
+        """The names of terms; the most frequent come first, equals by name."""
         used = np.bincount(self._codes, minlength=len(self._decoded)).tolist()
         counts: Counter[str] = Counter()
         for terms, count in zip(self._decoded, used, strict=True):
@@ -33,7 +33,7 @@ class RewardTerms:
         return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
     def column(self, name: str) -> Array:
-        """A term of every rollout; NaN: it has none."""
+        """A term of every rollout; NaN without it."""
         nan = float("nan")
         values: Array = np.fromiter((terms.get(name, nan) for terms in self._decoded), np.float64, len(self._decoded))
         return np.asarray(values[self._codes])
@@ -43,7 +43,7 @@ class RewardTerms:
         return self._decoded[int(self._codes[row])]
 
     def add_up(self, rows: Array) -> bool:
-        """Whether the terms of each of these rewards come to the reward."""
+        """Whether the terms of each of these rewards add up to the reward."""
         if not len(rows) or not self.names:
             return False
         total = sum(np.nan_to_num(self.column(name)[rows]) for name in self.names)

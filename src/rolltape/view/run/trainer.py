@@ -29,7 +29,7 @@ _FIGURES = ("mismatch_kl", "max_mismatch_kl", "entropy", "masked", "masked_high"
 
 
 def changed_figures(location: Path, known: Mapping[int, str]) -> Iterator[TrainerFigures]:
-    """Figures of the steps whose files have changed; of a step in two formats those of the first."""
+    """Yield the figures of steps whose files have changed; for a step in two formats those of the first."""
     seen: set[int] = set()
     for step in list_steps(location):
         mark = ",".join(f"{one.rank}:{one.attempt}:{file.size}" for one in step.ranks for file in one.files)
@@ -45,7 +45,7 @@ def changed_figures(location: Path, known: Mapping[int, str]) -> Iterator[Traine
 
 
 def _largest_mismatch(step: TokenStep) -> TokenPlace | None:
-    """Where the figure `max_mismatch_kl` was seen: the largest number among trained tokens, be there NaN or not."""
+    """The token of the figure `max_mismatch_kl`: the largest finite value among trained tokens."""
     largest, found = -np.inf, None
     for record in read_step(step, columns=("mismatch_kl",)):
         if record.sample is None or record.mismatch_kl is None:
@@ -58,7 +58,7 @@ def _largest_mismatch(step: TokenStep) -> TokenPlace | None:
 
 
 def check_records(run: Run, location: Path, step: int) -> dict[str, Any] | None:
-    """Where a step's records and the tape disagree; None: the step has none that name samples."""
+    """Where a step's records and the tape disagree; None if no record names a sample."""
     steps = list_steps(location)
     chosen = next((one for one in steps if one.step == step), None)
     if chosen is None:
@@ -83,10 +83,10 @@ def check_records(run: Run, location: Path, step: int) -> dict[str, Any] | None:
 
 
 class ExportedSample(NamedTuple):
-    """A trainer's record of a sample; a sample that it trained on twice has two."""
+    """A trainer's record of a sample, of which it has several if it trained on the sample repeatedly."""
 
     record: TokenRecord
-    records: list[tuple[int, str]]  # the step and place of each that has the same tokens, in their order
+    records: list[tuple[int, str]]  # step and place of each record with the same tokens, in order
 
 
 class TokenRecords:
@@ -94,12 +94,12 @@ class TokenRecords:
 
     def __init__(self, location: Path) -> None:
         self._location = location
-        self._ends: dict[tuple[str, int], set[str]] = {}  # by file and size: the turns that its samples end with
+        self._ends: dict[tuple[str, int], set[str]] = {}  # by file and size: the last turns of its samples
 
     def find(self, sample: Sample, place: str | None = None) -> ExportedSample | None:
-        """The record of a sample at a place, or the latest; None: there is none.
+        """The record of a sample at a place, or the latest, or None.
 
-        A record with other tokens than the sample is given only if there is no better.
+        A record with other tokens than the sample is returned only if there is no better one.
         """
         equal: dict[tuple[int, str], TokenRecord] = {}  # a step in two formats has each record twice
         chosen: TokenRecord | None = None

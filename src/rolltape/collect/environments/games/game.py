@@ -34,7 +34,7 @@ class Game(ABC):
 
     @abstractmethod
     def play(self, seat: str, text: str) -> str | None:
-        """Make the move in a reply. If it is illegal, change nothing and return what is wrong with it."""
+        """Make the move in a reply. If it is illegal, change nothing and return the reason."""
 
     @abstractmethod
     def reward(self, seat: str) -> float:

@@ -38,7 +38,7 @@ def after(board: str, square: int) -> str:
 
 @cache
 def value(board: str) -> int:
-    """What the board is worth to X if both play perfectly: 1, 0 or -1."""
+    """The value of the board for X if both play perfectly: 1, 0 or -1."""
     seat = mover(board)
     if seat is None:
         return {X: 1, O: -1, None: 0}[winner(board)]

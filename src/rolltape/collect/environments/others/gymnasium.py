@@ -1,6 +1,6 @@
 """The environment `gymnasium:ID`: a Gymnasium environment whose observations and actions are text.
 
-Discrete and text spaces have texts of their own. For others a task names functions.
+Discrete and text spaces are converted to text here. For other spaces a task names functions.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ _DRAWN = "ansi"  # the render mode that gives text
 
 
 class GymnasiumEnvironment:
-    """A registered environment. Its tasks are seeds: every attempt at a task begins alike."""
+    """A registered environment. Its tasks are seeds: all attempts at a task begin alike."""
 
     is_endless = True
 
     def __init__(self, name: str) -> None:
-        """`name` is an id of Gymnasium's registry, with the module that registers it before a colon if need be."""
+        """`name` is an id of Gymnasium's registry, if necessary with its module before a colon."""
         self.name = f"gymnasium:{name}"
         self._id = name
         search_here()
@@ -48,7 +48,7 @@ class GymnasiumEnvironment:
         self._observations: Space[Any] = made.observation_space
         self._actions: Space[Any] = made.action_space
         self._is_drawn = _DRAWN in (made.metadata.get("render_modes") or ())
-        with contextlib.suppress(Exception):  # anybody's environment; it was made to look at its spaces
+        with contextlib.suppress(Exception):  # user code may raise anything; only the spaces were needed
             made.close()
 
     def tasks(self, split: str | None) -> Iterator[Task]:
@@ -107,7 +107,7 @@ class _GymnasiumWorld:
             wrong = f"{action!r} is not an action."
         else:
             last = next(iter(reversed(_NUMBER.findall(text))), None)
-            # Python converts no number of thousands of digits, which a model that repeats itself may write.
+            # Python refuses to convert numbers of thousands of digits, which a repeating model may write.
             action = int(last) if last is not None and len(last) <= _MAX_DIGITS else None
             wrong = "There is no number in your answer." if last is None else f"{last[:_MAX_DIGITS]} is not an action."
         if action is None or not actions.contains(action):
@@ -131,5 +131,5 @@ def _has_text(space: Space[Any]) -> bool:
 
 
 def _without_codes(drawn: str) -> str:
-    """A drawing without a terminal's codes. What they highlight is put into brackets."""
+    """A drawing without terminal codes. Highlighted text is put into brackets."""
     return _OTHER_CODES.sub("", _HIGHLIGHTED.sub(r"[\1]", drawn)).strip("\n")

@@ -20,8 +20,8 @@ from rolltape.collect.tasks import Task
 from rolltape.errors import CollectError, TaskError
 from rolltape.records.jsonable import shown
 
-_REFUSED = "VALIDATION_ERROR"  # the server's code for an action that is none
-_OWN_FIELDS = ("metadata",)  # of every action, whatever the environment
+_REFUSED = "VALIDATION_ERROR"  # the server's code for an invalid action
+_OWN_FIELDS = ("metadata",)  # fields of every action in all environments
 
 
 class OpenEnvEnvironment:
@@ -92,7 +92,7 @@ class _OpenEnvWorld:
         assert self._client is not None
         try:
             return _parse_result(await self._client.step(action))
-        except RuntimeError as error:  # the client has no other one for an error that the server reports
+        except RuntimeError as error:  # the client's type for an error that the server reports
             if _REFUSED in str(error):
                 raise UnreadableAction(f"Your action was refused: {error}") from None
             raise CollectError(f"openenv:{self._url}: {error}") from error

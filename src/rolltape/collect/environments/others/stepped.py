@@ -1,6 +1,6 @@
-"""Episodes of worlds that are stepped: a reply is an action, and the observation that follows is the next message.
+"""Episodes of stepped worlds: a reply is an action, and the next observation is the next message.
 
-`gymnasium` and `openenv` are such environments. What differs between them is their `World`.
+`gymnasium` and `openenv` are such environments. They differ in their `World`.
 """
 
 import itertools
@@ -25,21 +25,21 @@ _SEEDS = 2**31
 class StepFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a task of this kind."""
 
-    prompt: str | None = None  # before the first observation; None: the world's own words
+    prompt: str | None = None  # before the first observation; None for the world's own text
     system: str | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None: from the attempt, so that attempts differ
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # None to make it from the attempt, so that attempts differ
     options: dict[str, Any] = {}  # the world's own
     observation: str | None = None  # "python:module:function": an observation → its text
     action: str | None = None  # "python:module:function": a reply's text → an action; ValueError if it is none
-    malformed: Then | ErrorHandling = "tell"  # replies that are no action
+    malformed: Then | ErrorHandling = "tell"  # replies that are not an action
 
 
 class UnreadableAction(Exception):
-    """A reply is not an action; the message says to the model why."""
+    """A reply is not an action; the message for the model has the reason."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step gave."""
+    """The result of one step."""
 
     observation: Any
     info: Mapping[str, Any] = {}
@@ -100,7 +100,7 @@ class SteppedEpisode:
         self._observation = _function(fields.observation)
         self._action = _function(fields.action)
         self._errors = ErrorCounts(malformed=fields.malformed)
-        self._first: str | None = None  # None: it is not open
+        self._first: str | None = None  # None if it is not open
         self._over = False
 
     async def open(self) -> None:

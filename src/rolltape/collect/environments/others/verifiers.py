@@ -1,7 +1,7 @@
 """The environment `verifiers:NAME`: an installed verifiers environment with its own tasks, agent loop and rewards.
 
-verifiers runs the whole attempt: its harness asks the model, through an interception server of its own, which passes
-each request on to the session of the gateway. Its rewards and metrics become the reward and its terms.
+verifiers runs the whole attempt: its harness asks the model through its own interception server, which forwards each
+request to the session of the gateway. Its rewards and metrics become the reward and its terms.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ _LIMITS = {
     "max_output_tokens": StopReason.MAX_TOKENS,
     "agent_timeout": StopReason.TIMEOUT,
 }
-# Of the session's own limits, which reach verifiers as errors of its model provider.
+# The session's limits, which verifiers sees as errors of its model provider.
 _REFUSALS = {429: StopReason.MAX_TURNS}
 _OVERFLOW = "context_length_exceeded"
 
 
 class VerifiersEnvironment:
-    """A taskset with its harness, or what a TOML file with a table `env` describes, as `vf-eval` takes it."""
+    """A taskset with its harness, or the environment of a TOML file with a table `env`, as for `vf-eval`."""
 
     calls_user_code = True
 
@@ -64,7 +64,7 @@ class VerifiersEnvironment:
 
     @property
     def is_endless(self) -> bool:
-        """Whether its taskset goes on for ever."""
+        """Whether its taskset is infinite."""
         return not self._taskset.bounded
 
     def check(self, task: Task) -> None:
@@ -110,7 +110,7 @@ class VerifiersEnvironment:
         return self._task_type(data, self._config.taskset.task)
 
     async def _find_server(self, max_turns: int) -> "_Server":
-        """The newest server, or another one once it has had its attempts."""
+        """The newest server, or a new one when that has had its maximum of attempts."""
         if not self._servers or self._servers[-1].begun >= _ATTEMPTS_PER_SERVER:
             self._servers.append(_Server(_limit_turns(self._config, self._role, max_turns)))
         server = self._servers[-1]
@@ -148,7 +148,7 @@ class _Server:
         return self._opening is not None and self._opening.done() and self._opening.exception() is not None
 
     async def ready(self) -> None:
-        """Wait until the servers run; raises what starting them raised."""
+        """Wait until the servers run; raises the error of their start."""
         if self._opening is None:
             self._opening = asyncio.create_task(self.held.open())
         await asyncio.shield(self._opening)
@@ -168,7 +168,7 @@ class VerifiersEpisode:
         self._running: asyncio.Task[Any] | None = None
 
     def opening(self, seat: str) -> Opening:
-        """What its harness begins with, to look at. The harness may add instructions and tools of its own."""
+        """The messages with which its harness begins, for a preview. The harness may add instructions and tools."""
         data = self._task.data
         system = system_messages(data.system_prompt)
         if isinstance(data.prompt, str):
@@ -209,14 +209,14 @@ class VerifiersEpisode:
         return Score(reward=self._trace.reward, terms=terms, reward_data=data)
 
     async def close(self) -> None:
-        """Wait until a run that was cancelled has ended its processes."""
+        """Cancel a run, and wait until its processes have ended."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
 
 
 def _find_stop(name: str, trace: Any, episode: Any) -> StopReason:
-    """Why an attempt ended; CollectError if that was not the policy's doing."""
+    """Why an attempt ended; raises CollectError if the policy did not cause the end."""
     error = trace.last_error if not trace.ok else None
     if error is not None:
         if error.type == "ProviderError" and _OVERFLOW in error.message:
@@ -238,13 +238,13 @@ def _describe(error: Any) -> str:
 
 
 def _describe_invalid(error: ValidationError) -> str:
-    """What pydantic finds wrong, on one line."""
+    """The problems that pydantic found, on one line."""
     found = (f"{'.'.join(map(str, one['loc']))}: {one['msg'][:1].lower()}{one['msg'][1:]}" for one in error.errors())
     return "; ".join(found)
 
 
 def _load_config(name: str) -> Any:
-    """The settings of an environment. What neither they nor the taskset set runs here and executes no code."""
+    """The settings of an environment. By default it runs on this machine, and its harness executes no code."""
     raw: dict[str, Any] = {"taskset": {"id": name}}
     if name.endswith(".toml"):
         read = tomllib.loads(Path(name).read_text(encoding="utf-8"))
@@ -267,7 +267,7 @@ def _roles(config: Any) -> dict[str, Any]:
 
 
 def _find_policy(name: str, config: Any) -> str:
-    """The one agent that is the policy: the others have endpoints of their own."""
+    """The one agent that is the policy: all others have their own endpoints."""
     roles = [role for role in _roles(type(config)) if getattr(config, role).client is None]
     if len(roles) != 1:
         which = ", ".join(roles) or "none"

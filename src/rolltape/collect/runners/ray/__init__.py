@@ -1,4 +1,4 @@
-"""Attempts on the nodes of a Ray cluster: a node runs them on its machine, and the runner here gives them out."""
+"""Attempts on the nodes of a Ray cluster: nodes run them on their machines, and the runner here gives them out."""
 
 from rolltape.collect.runners.ray.runner import RayRunner
 from rolltape.collect.runners.ray.settings import ClusterSettings, PlacedEngine

@@ -1,4 +1,4 @@
-"""Engines that a collection starts on the cluster. Each is a server on a node with GPUs that the other nodes reach."""
+"""Engines that a collection starts on the cluster. Each is a server on a node with GPUs, for all other nodes."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from rolltape.gateway.engines.opening import open_engine
 
 log = logging.getLogger("rolltape.collect")
 
-_PATIENCE_S = 15.0  # before a warning says what it waits for
+_PATIENCE_S = 15.0  # before a warning about what it waits for
 _LOOK_S = 1.0
 _AGAIN_S = 5.0  # before an engine that has ended is started again
 _SHOWN_BYTES = 2_000
@@ -40,11 +40,11 @@ class EngineHost:
         self._running: asyncio.Task[None] | None = None
 
     async def place(self) -> str:
-        """The host that it is on. It answers once Ray has found a node."""
+        """The host of this actor. It answers once Ray has found a node."""
         return socket.gethostname()
 
     async def start(self) -> str:
-        """Start the server, and return its engine's name once it answers; CollectError if it ends before."""
+        """Start the server, and return its engine's name once it answers; raises CollectError if it ends first."""
         from ray.util import get_node_ip_address
 
         host, engine = str(get_node_ip_address()), self._engine  # type: ignore[no-untyped-call]
@@ -104,12 +104,12 @@ class PlacedEngines:
     def __init__(self, ray: Any, engine: PlacedEngine, api_key: str | None) -> None:
         self._ray = ray
         self._engine = engine
-        self._are_placed = False  # one that is not does not answer
+        self._are_placed = False  # an actor without a node does not answer
         hosts = ray.remote(EngineHost).options(num_cpus=0, num_gpus=engine.gpus, max_restarts=0, max_concurrency=8)
         self._hosts = [hosts.remote(engine, api_key) for _ in range(engine.copies)]
 
     async def start(self) -> tuple[str, ...]:
-        """Start them all, and return their names as `--engine` takes them; CollectError if one cannot be started."""
+        """Start all engines, and return their names as for `--engine`; raises CollectError if one cannot be started."""
         from ray.exceptions import RayError
 
         placed = asyncio.gather(*(host.place.remote() for host in self._hosts))
@@ -132,7 +132,7 @@ class PlacedEngines:
             raise CollectError(f"no engine on the cluster: {describe_ray_error(error)}") from None
 
     async def close(self) -> None:
-        """End them all."""
+        """End all engines."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(4 * GRACE_S if self._are_placed else 0):
                 await asyncio.gather(*(host.close.remote() for host in self._hosts), return_exceptions=True)

@@ -12,13 +12,13 @@ from rolltape.tape.stored import Key
 
 log = logging.getLogger("rolltape.collect")
 
-_LOOK_S = 2.0  # between looks for nodes that have joined
-_MAX_DEATHS = 3  # of a node's actor before the node is not used any more
+_LOOK_S = 2.0  # between checks for nodes that have joined
+_MAX_DEATHS = 3  # of a node's actor, after which the node is no longer used
 _CLOSING_S = 60.0
 
 
 class MemberLost(Exception):
-    """A node, or our actor on it, is gone. What it had not published is lost, unless the node comes back."""
+    """A node, or the actor on it, is gone. Its unpublished rollouts are lost, unless the node comes back."""
 
 
 class ClusterMember:
@@ -28,7 +28,7 @@ class ClusterMember:
         self.node_id = node_id
         self.host = started.host
         self.running = 0
-        self.published: set[Key] = set()  # and not reported so far
+        self.published: set[Key] = set()  # but not reported yet
         self.is_lost = False
         self._actor = actor
 
@@ -59,7 +59,7 @@ class ClusterMember:
             raise MemberLost(f"node {self.host} is lost")
         try:
             return await getattr(self._actor, method).remote(*arguments)
-        except Exception as error:  # whatever fails there fails that node alone
+        except Exception as error:  # any error there fails only that node
             self.is_lost = True
             raise MemberLost(f"node {self.host}: {describe_ray_error(error)}") from error
 
@@ -68,7 +68,7 @@ class ClusterMembers:
     """The nodes that are ready. `watch` keeps the list current."""
 
     def __init__(self, ray: Any, settings: NodeSettings, *, takes_cpu: bool = True) -> None:
-        """`takes_cpu`: a node gives one to its gateway. Where attempts reserve some, it might find none left."""
+        """`takes_cpu`: each node reserves a CPU for its gateway. If attempts reserve CPUs, none might be left."""
         self.ready: dict[str, ClusterMember] = {}
         self.left: set[Key] = set()  # rollouts that had ended, and were published by the successor of a lost actor
         self.changed = asyncio.Condition()
@@ -89,7 +89,7 @@ class ClusterMembers:
         return self._first
 
     async def watch(self) -> None:
-        """Start actors on nodes as they join; raise when none is left that could work."""
+        """Start actors on nodes as they join; raises an error when no usable node is left."""
         while True:
             for node in await asyncio.to_thread(self._ray.nodes):
                 node_id = node["NodeID"]
@@ -114,7 +114,7 @@ class ClusterMembers:
         return not self._starting
 
     async def drop(self, member: ClusterMember, error: MemberLost) -> None:
-        """Take a lost node off the list. The next look starts another actor on it, if it is still there."""
+        """Remove a lost node from the list. The next check starts another actor on it, if it is still there."""
         if self.ready.get(member.node_id) is not member:
             return
         log.warning("%s; its attempts run elsewhere", error)
@@ -124,11 +124,11 @@ class ClusterMembers:
         await self.notify()
 
     def forgive(self, member: ClusterMember) -> None:
-        """Forget earlier deaths of a node that has completed something."""
+        """Reset the deaths of a node that has completed something."""
         self._deaths.pop(member.node_id, None)
 
     async def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all tasks that wait for a change."""
         async with self.changed:
             self.changed.notify_all()
 
@@ -204,7 +204,7 @@ class ClusterMembers:
 
 
 def describe_ray_error(error: BaseException) -> str:
-    """An error of Ray in one line."""
+    """A Ray error in one line."""
     cause = getattr(error, "cause", None)
     text = str(cause if isinstance(cause, Exception) else error).strip()
     return text.splitlines()[0] if text else type(error).__name__

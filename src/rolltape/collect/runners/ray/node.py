@@ -1,4 +1,4 @@
-"""One node of a cluster: it has a gateway and a journal of its own, and publishes the rollouts that have ended."""
+"""One node of a cluster: it has its own gateway and journal, and publishes ended rollouts."""
 
 import asyncio
 import hashlib
@@ -30,14 +30,14 @@ from rolltape.tape.stored import Key
 
 
 class NodeSettings(NamedTuple):
-    """What a node needs to know of the run that it works for."""
+    """The facts of a run that its nodes need."""
 
     collect: CollectSettings
     about: dict[str, Any]  # the content of the run's run.json
     place: str  # where rollouts are published: a path or URL that all nodes see
-    folder: str | None  # for journals, on the node's own disk; None: in its folder for temporary files
+    folder: str | None  # for journals, on the node's own disk; None for its folder for temporary files
     search: tuple[str, ...]  # folders of modules that tasks and agents name
-    variables: dict[str, str]  # of the environment: address, model and key of judges, and what programs get
+    variables: dict[str, str]  # environment variables: address, model and key of judges, and those for programs
     rolltape: str  # the collector's version
 
 
@@ -46,7 +46,7 @@ class NodeReady(NamedTuple):
 
     host: str
     facts: RunnerFacts
-    left: frozenset[Key]  # rollouts that had ended here before, and are published now
+    left: frozenset[Key]  # rollouts of earlier processes here, published at the start
 
 
 class ClusterNode:
@@ -59,7 +59,7 @@ class ClusterNode:
         self._publishing = asyncio.Lock()
 
     async def start(self) -> NodeReady:
-        """Publish what earlier processes left on this machine, and start the gateway."""
+        """Publish the rollouts that earlier processes left on this machine, and start the gateway."""
         settings, host = self._settings, socket.gethostname()
         if (own := version("rolltape")) != settings.rolltape:
             raise CollectError(f"node {host} has rolltape {own}, the collector {settings.rolltape}; install the same")
@@ -89,7 +89,7 @@ class ClusterNode:
     async def attempt(
         self, task: Task, planned: PlannedAttempt, identity: RolloutIdentity, tries: dict[str, int]
     ) -> list[RolloutResult] | None:
-        """Attempt a task; None if it was cancelled. Only this machine has the rollouts until `publish` returns them."""
+        """Attempt a task; None if it was cancelled. Until `publish` returns their keys, only this machine has them."""
         running = asyncio.ensure_future(self._attempts.run(task, planned, identity, tries))
         self._running.add(running)
         try:
@@ -99,7 +99,7 @@ class ClusterNode:
             self._running.discard(running)
 
     async def publish(self) -> frozenset[Key]:
-        """Publish the rollouts that have ended since the last call, and return their keys."""
+        """Publish the rollouts that ended since the last call, and return their keys."""
         async with self._publishing:
             published = await asyncio.to_thread(self._publisher.publish)
             await asyncio.to_thread(self._publish_logs, published)
@@ -113,7 +113,7 @@ class ClusterNode:
         return self._attempts.cancelled
 
     async def close(self) -> None:
-        """Cancel what runs, publish everything, and close."""
+        """Cancel running attempts, publish everything, and close."""
         await self.cancel()
         await self.publish()
         await self._stack.aclose()
@@ -127,7 +127,7 @@ class ClusterNode:
 
 
 def node_folder(settings: NodeSettings) -> Path:
-    """The folder of a node's journals. It is the same for the same run, so that what a dead process left is found."""
+    """The folder of a node's journals. It is the same for the same run, so the journals of a dead process are found."""
     place = hashlib.blake2b(settings.place.encode(), digest_size=6).hexdigest()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", settings.about["name"])
     return Path(settings.folder or Path(tempfile.gettempdir()) / "rolltape") / f"{name}-{place}"

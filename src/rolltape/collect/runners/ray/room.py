@@ -1,15 +1,15 @@
-"""Room for attempts: processors and memory that Ray reserves on a node, for as long as an attempt runs."""
+"""Room for attempts: processors and memory that Ray reserves on a node while an attempt runs."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-_LOOK_S = 0.2  # between looks for reservations that Ray has made
+_LOOK_S = 0.2  # between checks for reservations that Ray has made
 
 
 class AttemptRoom:
-    """Reserves room by placement groups, which take no process. Ray forgets them with the collector."""
+    """Reserves room by placement groups, which need no process. Ray removes them when the collector ends."""
 
     def __init__(self, cpus: float, memory: int) -> None:
         self._bundle = {name: amount for name, amount in (("CPU", cpus), ("memory", float(memory))) if amount}
@@ -22,7 +22,7 @@ class AttemptRoom:
 
     @asynccontextmanager
     async def reserve(self) -> AsyncIterator[str | None]:
-        """Wait for room, and keep it inside the block; the node that has it. None: any node has."""
+        """Wait for room, and keep it inside the block. Yields its node, or None if no room must be reserved."""
         if not self._bundle:
             yield None
             return
@@ -39,7 +39,7 @@ class AttemptRoom:
             await asyncio.to_thread(remove_placement_group, group)
 
     async def _look(self) -> None:
-        """Find out where Ray has made room, as long as somebody waits for it."""
+        """Find out where Ray has made room, as long as an attempt waits for it."""
         from ray.util.placement_group import placement_group_table
 
         try:
@@ -51,7 +51,7 @@ class AttemptRoom:
                         placed.set_result(next(iter(found["bundles_to_node_id"].values())))
                 self._pending = {name: placed for name, placed in self._pending.items() if not placed.done()}
                 await asyncio.sleep(_LOOK_S)
-        except Exception as error:  # whatever Ray raises: those who wait are to know
+        except Exception as error:  # any error of Ray: waiting attempts must get it
             for placed in self._pending.values():
                 if not placed.done():
                     placed.set_exception(error)

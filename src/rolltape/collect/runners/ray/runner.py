@@ -1,4 +1,4 @@
-"""`RayRunner`: gives attempts out to the nodes of a Ray cluster, and reports them once they are published."""
+"""`RayRunner`: gives attempts to the nodes of a Ray cluster, and reports them once they are published."""
 
 import asyncio
 import contextlib
@@ -36,20 +36,20 @@ from rolltape.tape.stored import Key
 
 log = logging.getLogger("rolltape.collect")
 
-_FIRST_NODES_S = 15.0  # to wait for other nodes once one is ready
+_FIRST_NODES_S = 15.0  # how long to wait for other nodes once one is ready
 _SUCCESSOR_S = 60.0  # for the next actor on a node to publish what a lost one left
 _PUBLISH_S = 5.0  # between publications of a node
-_PUBLISH_ATTEMPTS = 64  # that have ended make a node publish at once
+_PUBLISH_ATTEMPTS = 64  # so many ended attempts make a node publish at once
 _TICK_S = 0.1
-_MAX_MISSING = 20  # publications of a node without an attempt that it has ended
-_NO_USE_S = 1.0  # before room is asked for again
-_MAX_LOSSES = 3  # of nodes that an attempt ran on, before it is given up
+_MAX_MISSING = 20  # publications of a node that lack an attempt which it has ended
+_NO_USE_S = 1.0  # before room is requested again
+_MAX_LOSSES = 3  # of nodes with an attempt, before the attempt is given up
 
 
 class _Job(NamedTuple):
     planned: PlannedAttempt
     task: Task
-    tries: dict[str, int]  # by seat: which try it is
+    tries: dict[str, int]  # by seat: the number of the try
     lost: int = 0  # how many nodes were lost while they ran it
 
     def next_try(self) -> "_Job":
@@ -70,7 +70,7 @@ class _EndedJob(NamedTuple):
 class RayRunner:
     """Runs attempts on the nodes of a cluster that is already running.
 
-    Pass it to a `Collector` as `runner`. docs/how-to/collect/cluster.md says what happens when nodes are lost.
+    Pass it to a `Collector` as `runner`. docs/how-to/collect/cluster.md explains what happens when nodes are lost.
     """
 
     def __init__(self, settings: CollectSettings, tape: Tape, cluster: ClusterSettings) -> None:
@@ -167,7 +167,7 @@ class RayRunner:
                 await self._members.notify()
 
     async def _next_job(self) -> _Job | None:
-        """The next job; None if there is none left and none that runs could come back."""
+        """The next job; None if none is left and no running one could come back."""
         while not self._stopping.is_set():
             if self._again:
                 return self._again.popleft()
@@ -212,7 +212,7 @@ class RayRunner:
             self._outstanding -= 1  # it is recorded as cancelled
             return
         if not results:
-            # It could not begin: an earlier process that is still alive has that try in its journal there.
+            # It could not begin: an earlier process on that node is still alive and has that try in its journal.
             await self._queue_again(job)
             return
         ended = _EndedJob(job, results, time.monotonic())
@@ -244,7 +244,7 @@ class RayRunner:
         return RolloutResult.of(rollout.head, job.planned.task_index, seat, status=Status.FAILED, reason=reason)
 
     async def _publish_when_due(self) -> None:
-        """Have nodes publish what has ended there, at intervals and at the end."""
+        """Have nodes publish ended attempts, at intervals and at the end."""
         while True:
             for member, task in list(self._publishing.items()):
                 if task.done():
@@ -292,14 +292,14 @@ class RayRunner:
         await self._members.notify()
 
     async def _published_by_successor(self, member: ClusterMember) -> frozenset[Key]:
-        """What the next actor on a lost actor's node has found there and published."""
+        """The rollouts that the next actor on a lost actor's node has found there and published."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUCCESSOR_S):
                 await self._until(lambda: self._members.is_decided(member.node_id))
         return frozenset(self._members.left)
 
     async def _settle(self) -> None:
-        """Cancel what runs on the nodes, publish, and report what had ended."""
+        """Cancel running attempts on the nodes, publish, and report ended attempts."""
         members = list(self._members.ready.values())
         for cancelled in await asyncio.gather(*(member.cancel() for member in members), return_exceptions=True):
             self.cancelled += [] if isinstance(cancelled, BaseException) else cancelled
@@ -324,14 +324,14 @@ def _with_absolute_paths(settings: CollectSettings) -> CollectSettings:
 
 
 def _variables(settings: CollectSettings) -> dict[str, str]:
-    """Environment variables of judges and of programs, which nodes need and do not have from the collector."""
+    """Environment variables of the collector that judges and programs on the nodes need."""
     own = None if settings.judge is None else settings.judge.key_env
     names = (URL_VARIABLE, MODEL_VARIABLE, KEY_VARIABLE, *([own] if own else []), *settings.pass_env)
     return collector_variables(names)
 
 
 def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
-    """Ray, and whether this made the connection. A connection that the program already has stays open."""
+    """Return Ray, and whether this made the connection. A connection that the program already has stays open."""
     try:
         ray = import_extra("ray", "ray")
     except MissingExtra as error:
@@ -342,7 +342,7 @@ def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, boo
         return ray, False
     try:
         _check_listening(address)
-        # What nodes print is in Ray's logs, and reasons are recorded.
+        # The nodes' output is in Ray's logs, and reasons are recorded.
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         if runtime_env is not None and "Could not find" not in str(error) and not isinstance(error, ConnectionError):
@@ -355,7 +355,7 @@ def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, boo
 
 
 def _check_listening(address: str) -> None:
-    """Raise OSError if nothing listens there. Ray itself would try for minutes."""
+    """Raise OSError if nothing listens at this address. Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in address:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()

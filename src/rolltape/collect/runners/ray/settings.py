@@ -23,7 +23,7 @@ class PlacedEngine(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, **fields: Any) -> "PlacedEngine":
-        """`sglang:COMMAND` or `vllm:COMMAND`; CollectError for anything else."""
+        """Parse `sglang:COMMAND` or `vllm:COMMAND`; raises CollectError for anything else."""
         kind, colon, command = text.partition(":")
         if not colon or kind not in ("sglang", "vllm") or not command.strip() or "://" in command.partition(" ")[0]:
             raise CollectError(f"{text!r} starts no engine; give sglang:COMMAND or vllm:COMMAND")
@@ -33,13 +33,13 @@ class PlacedEngine(NamedTuple):
 
 
 class ClusterSettings(NamedTuple):
-    """How to find the cluster, where its nodes write, and which resources attempts and engines need."""
+    """The address of the cluster, where its nodes write, and the resources of attempts and engines."""
 
     address: str = "auto"  # of Ray's head
-    publish: str | None = None  # a path or URL that all nodes see; None: the run's own folder
-    folder: str | None = None  # for journals, on each node's own disk; None: in its folder for temporary files
+    publish: str | None = None  # a path or URL that all nodes can access; None for the run's own folder
+    folder: str | None = None  # for journals, on each node's own disk; None for its folder for temporary files
     # Ray's: `working_dir` ships a folder of modules, `pip` installs packages, and so on.
     runtime_env: dict[str, Any] | None = None
     cpus: float = 0.0  # that Ray reserves for each attempt
     memory: int = 0  # bytes that Ray reserves for each attempt
-    engine: PlacedEngine | None = None  # None: engines are where the settings of the collection say
+    engine: PlacedEngine | None = None  # None for the engines of the collection's settings

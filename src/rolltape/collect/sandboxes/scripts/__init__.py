@@ -1,1 +1,1 @@
-"""Scripts that run in processes of their own, outside or inside a sandbox. Each is started by the path of its file."""
+"""Scripts that run in their own processes, outside or inside a sandbox. Each is started by the path of its file."""

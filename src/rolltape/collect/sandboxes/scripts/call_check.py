@@ -1,7 +1,7 @@
 """Calls a check function inside a sandbox, for functions that run what an agent has written.
 
-It runs as a script. The order is JSON on stdin. The score, or what the function raised, is JSON in the first line that
-it prints. Whatever the function prints itself goes to stderr, and no process that it starts inherits the way to answer.
+It runs as a script. The order is JSON on stdin. The first line of its output is JSON: the score, or the function's
+error. The function's own output goes to stderr, and processes that it starts do not inherit the output for the answer.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ def call(order: dict[str, Any]) -> dict[str, Any]:
     ended = msgspec.convert(order["ended"] | {"folder": None}, Ended)
     ended = msgspec.structs.replace(ended, folder=Path.cwd())
     try:
-        os.chdir("/")  # modules are searched in the working directory first, which is the agent's
+        os.chdir("/")  # Python searches modules in the working directory first, which is the agent's
         function = function_named(order["function"])
         os.chdir(os.environ["TMPDIR"])
         found = asyncio.run(call_function(function, order["entry"], ended))
@@ -36,12 +36,12 @@ def call(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # no process that the function starts may look into this one
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the function's processes must not read this one's memory
     answers = os.dup(1)
     os.dup2(2, 1)
     order = json.load(sys.stdin)
     os.environ["PYTHONPYCACHEPREFIX"] = (
-        "/nonexistent"  # what the function starts does not load compiled files of the agent
+        "/nonexistent"  # programs that the function starts do not load compiled files of the agent
     )
     sys.path[:] = order["path"]
     from rolltape.records.jsonable import decode_numbers, encode_numbers

@@ -1,9 +1,9 @@
-"""The first process inside a sandbox: it gives up privileges, hands out a listener for the gateway, and runs a program.
+"""The first process inside a sandbox: it gives up privileges, passes a listener to the collector, and runs a program.
 
-It runs as a script with nothing but the standard library, as process 1 of its process namespace: when it ends, the
-kernel ends every process that is left in there. Its arguments are a Unix socket (a descriptor) that leads to the
-collector, the user to become (0: it is that user already), the port to listen on (0: none), and the command. The
-collector itself accepts the connections of the listener, so that no relay runs in here that an agent could stop.
+It runs as a script with only the standard library, as process 1 of its process namespace: when it ends, the kernel
+ends all other processes in the namespace. Its arguments are a Unix socket (a descriptor) to the collector, the user to
+become (0: it is that user already), the port to listen on (0: none), and the command. The collector itself accepts the
+connections of the listener, so no relay runs inside that an agent could stop.
 """
 
 import ctypes
@@ -26,20 +26,20 @@ _CLONE_NEWUSER = 0x10000000
 # Of linux/bpf_common.h: load a word, jump if equal, jump if any bit is set, jump if greater or equal, return.
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in the data that a filter sees
-_X32 = 0x40000000  # numbers of another table of calls begin here
-# By machine: the kernel's name of the architecture, clone, unshare, and calls that no program here needs: add_key,
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in a filter's input
+_X32 = 0x40000000  # call numbers of the other table (x32) begin here
+# By machine: the kernel's number of the architecture, clone, unshare, and calls that no program needs: add_key,
 # request_key and keyctl (they reach the collector's keyring), perf_event_open, bpf, userfaultfd, io_uring_setup.
 _CALLS = {
     "x86_64": (0xC000003E, 56, 272, (248, 249, 250, 298, 321, 323, 425)),
     "aarch64": (0xC00000B7, 220, 97, (217, 218, 219, 241, 280, 282, 425)),
 }
 _ORPHAN_S = 10.0  # longer than a supervisor takes to end the program
-_CLONE3 = 435  # its flags lie in memory, where a filter cannot read them; the C library falls back to clone
+_CLONE3 = 435  # its flags are in memory, which a filter cannot read; the C library falls back to clone
 
 
 def give_up_privileges(user: int) -> None:
-    """Become an ordinary user without capabilities, for good."""
+    """Become an ordinary user without capabilities, permanently."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if user:
@@ -53,7 +53,7 @@ def give_up_privileges(user: int) -> None:
 
 
 def refuse_calls(libc: ctypes.CDLL) -> None:
-    """Refuse user namespaces, in which a program would have capabilities again, and calls that attacks begin with."""
+    """Refuse user namespaces, in which a program would regain capabilities, and calls that attacks often use."""
     if platform.machine() not in _CALLS:
         return
     architecture, clone, unshare, never = _CALLS[platform.machine()]
@@ -89,7 +89,7 @@ def _rule(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def run(channel: socket.socket, command: list[str]) -> int:
-    """Run the command, reap whatever ends, and return how the command ended, as waitpid gives it."""
+    """Run the command, reap ended processes, and return the command's status from waitpid."""
     program = os.fork()
     if not program:
         try:
@@ -127,7 +127,7 @@ def main() -> None:
             with socket.create_server(("127.0.0.1", int(port))) as listener:
                 socket.send_fds(channel, [b"{}"], [listener.fileno()])
         give_up_privileges(int(user))
-        # Nobody in here may look into this process, which holds the channel.
+        # Other processes in the sandbox must not read this one's memory, since it holds the channel.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         report: dict[str, int | str] = {"status": run(channel, command)}
     except OSError as error:

@@ -1,8 +1,8 @@
 """Prepares a working directory for a check, and becomes the command that checks it.
 
-It runs as a script with nothing but the standard library, in the sandbox and with the rights of the agent: links that
-the agent left lead nowhere that it could not go itself. The order is JSON on stdin. The first line that it prints is
-JSON for the collector; whatever follows is the command's own output.
+It runs as a script with only the standard library, in the sandbox and with the rights of the agent, so links that the
+agent left lead only to places that the agent could reach itself. The order is JSON on stdin. The first line of its
+output is JSON for the collector; the rest is the command's own output.
 """
 
 import json
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 _COMPILED = "__pycache__"
-# Python and test runners read these without being asked. An agent that writes one decides what a test run reports.
+# Python and test runners load these automatically, so an agent could use one to change the result of a test run.
 _UNASKED = frozenset(
     {
         *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pyproject.toml"),
         *("setup.cfg", "tox.ini", ".coveragerc", "pytest.toml", ".pytest.toml", _COMPILED),
     }
 )
-# Modules of the standard library, of pytest and of what it needs. A file of the same name in the working directory
-# would be loaded instead. `test` is a usual name of a folder, and nothing loads that module.
+# Modules of the standard library, of pytest and of its dependencies. A file with the same name in the working directory
+# would be loaded instead. `test` is excluded: it is a common name of a folder, and nothing loads that module.
 _SHADOWED = (
     sys.stdlib_module_names
     | {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "colorama"}
@@ -41,13 +41,13 @@ class _Aside:
         path.rename(self._place / str(self._count))
 
     def take_unasked(self, kept: set[str], searched: set[Path], meant: set[Path]) -> list[str]:
-        """Take what would be loaded unasked, except for names that are kept, and return what was taken.
+        """Move away files that would be loaded automatically, except for `kept` names, and return what was moved.
 
-        In the folders where Python will have searched for modules, those that shadow others are taken unless `meant`.
+        In the `searched` folders, modules that shadow others are moved too, unless they are `meant`.
         """
         taken: list[str] = []
         folders = [""]
-        for folder in folders:  # which grows
+        for folder in folders:  # the list grows
             try:
                 entries = list(os.scandir(folder or "."))
             except OSError:
@@ -63,7 +63,7 @@ class _Aside:
         return sorted(taken)
 
     def put(self, path: Path, text: str) -> None:
-        """Write a file. What is in its place, or in place of a folder above it, is taken."""
+        """Write a file. Anything in its place, or in place of a folder above it, is moved away."""
         for folder in reversed(path.parents[:-1]):
             if folder.is_symlink() or folder.is_file():
                 self.take(folder)
@@ -79,7 +79,7 @@ def _is_unasked(path: Path) -> bool:
 
 
 def _shadows_module(path: Path) -> bool:
-    """Whether what lies here would be imported instead of a module that a test runner needs."""
+    """Whether this file would be imported instead of a module that a test runner needs."""
     is_module = path.suffix in (".py", ".pyc", ".so") or _is_package(path)
     return is_module and path.name.partition(".")[0] in _SHADOWED
 
@@ -89,9 +89,9 @@ def _is_package(folder: Path) -> bool:
 
 
 def prepare(order: dict[str, Any]) -> list[str]:
-    """Make the working directory ready, and return what was set aside."""
+    """Prepare the working directory, and return what was set aside."""
     kept = set(order["keep"])
-    # What the task itself has of this kind is put back as it was.
+    # The task's own files of this kind are restored.
     own = {name: text for name, text in order["shipped"].items() if _is_unasked(Path(name)) and name not in kept}
     files = {str(Path(name)): text for name, text in (own | order["files"]).items()}
     aside = _Aside()
@@ -112,7 +112,7 @@ def main() -> None:
     taken, problem = [], None
     try:
         taken = prepare(order)
-    except OSError as error:  # the agent has left something that cannot be moved or written over
+    except OSError as error:  # the agent has left something that cannot be moved or overwritten
         problem = f"the working directory cannot be checked: {error}"
     print(json.dumps({"set_aside": taken}), flush=True)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""A supervisor process: it starts one program, logs what it prints, and ends all processes that the program started.
+"""A supervisor process: it starts one program, logs its output, and ends all processes that the program started.
 
 It runs as a script with nothing but the standard library. It reads an order (JSON, one line) from stdin, and writes how
 the program ended (JSON) to stdout. The rest of stdin is its lifeline: when that closes, because the collector wants it
@@ -20,29 +20,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
-_TAIL_BYTES = 64 * 1024  # the end of a flood that is kept beside its beginning
-_UNKILLABLE_S = 10.0  # to wait for a process that SIGKILL does not end
+_TAIL_BYTES = 64 * 1024  # the end of a long output, kept besides its beginning
+_UNKILLABLE_S = 10.0  # how long to wait for a process that SIGKILL does not end
 _PROC = Path("/proc")
-END = b"end\n"  # what a collector that lives writes before it closes the lifeline
+END = b"end\n"  # written by a living collector before it closes the lifeline
 _CONTAINER_FAILED = 125  # the exit code of podman and docker for errors of their own
 _COMMAND_S = 60.0  # for commands that end a container, on a busy machine
 _CLIENT_S = 2.0  # for the program that started a container to notice its end
 
 
 class Order(NamedTuple):
-    """What to run."""
+    """The program to run, and its limits."""
 
     command: list[str]
     env: dict[str, str]
     cwd: str
-    stdin: str  # a file, as the next two
+    stdin: str  # a file, like the next two
     stdout: str
     stderr: str
     max_log_bytes: int = 0  # of each of the two
     grace_s: float = 0.0  # between SIGTERM and SIGKILL
     descriptors: list[int] = []  # that it inherits
-    is_sandbox: bool = False  # it holds a sandbox, which SIGTERM would end at once: only processes inside get that
-    stop: list[str] = []  # the command that ends all processes of its container; none: it is no container
+    is_sandbox: bool = False  # the program is a sandbox, which SIGTERM would end at once: only processes inside get it
+    stop: list[str] = []  # the command that ends all processes of its container; empty without a container
     remove: list[str] = []  # the command that also removes the container
 
 
@@ -86,9 +86,9 @@ class Supervisor:
         self._order = order
         self._selector = selectors.DefaultSelector()
         self._ended = False  # the lifeline has closed
-        self._is_orphan = True  # and the collector has died, as far as is known
+        self._is_orphan = True  # the collector has died, unless it has sent END
         self._reaped: set[int] = set()
-        self._status: int | None = None  # of the program, as waitpid gives it
+        self._status: int | None = None  # of the program, from waitpid
         self._pid = 0
 
     def run(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Supervisor:
         }
 
     def _watch_children(self) -> None:
-        if not self._order.remove:  # podman leaves a process that watches the container, and that is not ours to end
+        if not self._order.remove:  # podman leaves a process that watches the container and must not be ended
             adopt_orphans()
         woken, waker = os.pipe()
         for end in (woken, waker):
@@ -172,15 +172,15 @@ class Supervisor:
         return bool(data)
 
     def _drain(self) -> None:
-        """Log what is still in the pipes. It does not wait for processes elsewhere that hold one open."""
+        """Log the rest of the pipes. It does not wait for other processes that hold one open."""
         for key in [key for key in self._selector.get_map().values() if isinstance(key.data, _OutputLog)]:
             while self._take(key):
                 pass
 
     def _end_all(self) -> list[int]:
-        """Send SIGTERM, and SIGKILL after the grace time; return the processes that even that did not end."""
+        """Send SIGTERM, and SIGKILL after the grace time; return the processes that did not end."""
         self._send(signal.SIGTERM)
-        self._send(signal.SIGCONT)  # a stopped process takes no other signal
+        self._send(signal.SIGCONT)  # a stopped process handles no other signal
         self._wait_until_none(self._order.grace_s)
         deadline = time.monotonic() + _UNKILLABLE_S
         while (left := self._left()) and time.monotonic() < deadline:
@@ -189,7 +189,7 @@ class Supervisor:
         return left
 
     def _end_container(self) -> list[int]:
-        """End all processes of the container, unless its program ended by itself. None of them is a descendant."""
+        """End all processes of the container, unless its program ended by itself. They are no descendants."""
         is_orphan = self._ended and self._is_orphan
         if self._status is not None:
             code = os.waitstatus_to_exitcode(self._status)
@@ -197,18 +197,18 @@ class Supervisor:
                 self._run_aside(self._order.remove if is_orphan else self._order.stop)
             return []
         end, deadline = self._order.remove if is_orphan else self._order.stop, time.monotonic() + _COMMAND_S
-        # The program may still be making the container. If it is killed then, podman keeps half a container.
+        # The program may still be making the container. If it were killed then, podman would keep an incomplete one.
         while self._status is None and time.monotonic() < deadline:
             self._run_aside(end)
             self._wait_for(self._pid, _CLIENT_S)
         if self._status is None:
             os.kill(self._pid, signal.SIGKILL)
             self._wait_for(self._pid, _UNKILLABLE_S)
-        self._run_aside(end)  # once more, for what was made meanwhile
+        self._run_aside(end)  # once more, since a container may have been made meanwhile
         return []
 
     def _run_aside(self, command: list[str]) -> None:
-        """Run a command while the program's output is read."""
+        """Run a command while reading the program's output."""
         running = subprocess.Popen(
             command,
             env=self._order.env,
@@ -218,7 +218,7 @@ class Supervisor:
             start_new_session=True,
         )
         self._wait_for(running.pid, _COMMAND_S)
-        running.returncode = 0  # it was waited for here, or goes on by itself
+        running.returncode = 0  # it was waited for here, or continues by itself
 
     def _wait_for(self, child: int, within_s: float) -> None:
         deadline = time.monotonic() + within_s
@@ -234,7 +234,7 @@ class Supervisor:
     def _left(self) -> list[int]:
         if _PROC.is_dir():
             return descendants(os.getpid())
-        return [-self._pid] if _lives(-self._pid) else []  # the group, as kill names it
+        return [-self._pid] if _lives(-self._pid) else []  # the group, as for `kill`
 
     def _send(self, number: signal.Signals) -> None:
         spared = self._pid if self._order.is_sandbox and number is signal.SIGTERM else None
@@ -246,7 +246,7 @@ class Supervisor:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, where the system supports that."""
+    """Become the parent of descendants whose own parent ends, if the system supports it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -257,7 +257,7 @@ def descendants(root: int) -> list[int]:
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                # The name in brackets may hold anything; state and parent follow it.
+                # The name in brackets may contain anything; state and parent follow it.
                 state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
                 children.setdefault(int(parent), []).append((int(entry.name), state not in (b"Z", b"X")))
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""SGLang's answers and events, and a reply that is put together from events."""
+"""SGLang's answers and events, and a reply that is built from events."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from rolltape.gateway.engines.protocol import Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs
 from rolltape.records.turn import Finish, Segment
 
-# Events that repeat the reply took 40 bytes and 0.26 µs of processor time for every id in each of them, as measured.
-# With an event per id, a reply of 32,768 ids would take 21 GB and over two minutes. So the interval grows with the
-# reply's limit, and an id is sent at most 64 times on average: 84 MB and half a second. The first id comes at once.
+# Measured: events that repeat the reply cost 40 bytes and 0.26 µs of processor time per id and event. With an event per
+# id, a reply of 32,768 ids would take 21 GB and over two minutes. So the interval grows with the reply's limit, and an
+# id is sent at most 64 times on average: 84 MB and half a second. The first id comes at once.
 MOST_REPEATED_EVENTS = 128
 
 _Triple = tuple[float | None, int, Any]
@@ -36,12 +36,12 @@ class VersionSpan(msgspec.Struct):
 
 
 class MetaInfo(msgspec.Struct, kw_only=True):
-    """What SGLang reports about a reply, or about what there is of it so far."""
+    """What SGLang reports about a reply, or about the part of it so far."""
 
-    finish_reason: FinishReason | None = None  # None: it goes on
+    finish_reason: FinishReason | None = None  # None while the reply continues
     output_token_logprobs: list[_Triple] | None = None
     output_top_logprobs: list[list[_Triple] | None] | None = None
-    completion_tokens: int | None = None  # so far, in either form of events
+    completion_tokens: int | None = None  # so far, in both forms of events
     weight_version: str | None = None
     weight_versions: list[VersionSpan] | None = None
     cached_tokens: int | None = None
@@ -62,13 +62,13 @@ ANSWER = msgspec.json.Decoder(GenerateAnswer)
 
 
 class GrowingAnswer:
-    """A reply as it grows, whether events repeat what came before or not; without a finish it broke off."""
+    """A growing reply, whether or not events repeat earlier ids; without a finish it was interrupted."""
 
     def __init__(self, wanted: Generation, where: str) -> None:
         self._wanted = wanted
         self._where = where
         self._triples: list[_Triple] = []
-        self._tops: list[list[_Triple] | None] = []  # the most likely ids beside them, if they are wanted
+        self._tops: list[list[_Triple] | None] = []  # the most likely ids, if requested
         self._meta = MetaInfo()  # of the last event
         self._events = 0
         self.ids: list[int] = []
@@ -78,7 +78,7 @@ class GrowingAnswer:
         return self._meta.finish_reason is not None
 
     def answer(self, whole: bool) -> GenerateAnswer:
-        """The reply as if it had not been streamed, or what came of one that broke off, as if it had been aborted."""
+        """The reply as if it had not been streamed, or the received part of it as if it had been aborted."""
         meta, spans = self._meta, self._meta.weight_versions
         fields: dict[str, Any] = {"output_token_logprobs": self._triples, "output_top_logprobs": self._tops}
         if not whole:
@@ -102,16 +102,16 @@ class GrowingAnswer:
         sampled_logprobs([value for value, _, _ in new], sampled_ids(ids, self._where), self._where)
         self._meta = event.meta_info
         self._triples += new
-        if self._wanted.top_logprobs and new:  # they come as the logprobs do: of what is new, or of all
+        if self._wanted.top_logprobs and new:  # as the logprobs: of new ids only, or of all
             self._tops += (event.meta_info.output_top_logprobs or [])[-len(new) :]
         self.ids += ids
         return ids
 
     def _new_triples(self, meta: MetaInfo, output_ids: list[int]) -> list[_Triple]:
-        """What an event has beyond what is known.
+        """The new ids of an event, with their logprobs.
 
-        An abort of a request that waits, as after it was retracted, has all logprobs and the last id alone in either
-        form. If it was joined to an event that had not been sent, it has them twice, and nothing of it is taken.
+        The abort of a waiting request, for example a retracted one, has all logprobs but only the last id, in both
+        forms of events. If it was joined to an event that had not been sent, it has them twice, and is ignored.
         """
         known, total = len(self.ids), meta.completion_tokens
         triples = meta.output_token_logprobs or []
@@ -134,7 +134,7 @@ class GrowingAnswer:
 
 
 def parse_reason(reason: FinishReason | None, wanted: Generation, where: str) -> tuple[Finish, str | None]:
-    """How a reply ended, and the stop string that ended it, if one did; EngineFault where it is no reply."""
+    """How a reply ended, and the stop string that ended it, if any; raises EngineFault if it is no reply."""
     if reason is None:
         raise EngineFault(f"{where}: it does not say how the reply ended (finish_reason)")
     finish = parse_finish(reason.type, FINISHES, where)
@@ -145,13 +145,13 @@ def parse_reason(reason: FinishReason | None, wanted: Generation, where: str) ->
     if finish is not Finish.STOP or not isinstance(reason.matched, str):
         return finish, None
     if reason.matched not in (wanted.sampling.stop or ()):
-        # SGLang reports so that it met NaN and put a stop id where the sampled one should be.
+        # SGLang reports this if it met NaN, and put a stop id in place of a sampled one.
         raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is no stop string that was given")
     return Finish.STOP_STRING, reason.matched
 
 
 def parse_segments(spans: list[VersionSpan] | None, count: int, where: str) -> tuple[Segment, ...]:
-    """The segments of a reply, from newer servers, which say which ids were sampled under which version."""
+    """The segments of a reply; newer servers report which ids were sampled under which version."""
     if not spans:
         return ()
     starts = [span.start for span in spans]

@@ -1,4 +1,4 @@
-"""Arrays that SGLang gives as int32 in base64: routed experts of a mixture-of-experts model, and kept ids."""
+"""Arrays that SGLang sends as int32 in base64: routed experts of a mixture-of-experts model, and kept ids."""
 
 import base64
 import binascii
@@ -13,9 +13,9 @@ from rolltape.records.turn import Finish
 
 
 class RoutedExperts:
-    """Asks for rows of new tokens only, once a whole answer has shown how wide a row is.
+    """Requests rows of new tokens only, once a complete answer has shown the width of a row.
 
-    `shape` is (layers, experts per token); None: it is not known, and rows are kept flat.
+    `shape` is (layers, experts per token), or None if unknown; rows are then flat.
     """
 
     def __init__(self, shape: tuple[int, int] | None = None) -> None:
@@ -23,12 +23,12 @@ class RoutedExperts:
         self._width = None if shape is None else shape[0] * shape[1]
 
     def first_wanted(self, wanted: Generation) -> int:
-        """From which token on rows are to be sent."""
+        """The first token whose row the engine must send."""
         return 0 if self._width is None else wanted.held_tokens
 
     def side_array(self, encoded: str, wanted: Generation, sampled: int, first: int, where: str) -> dict[str, Any]:
         """The rows from the first token that is not held yet, as a side array."""
-        # The last token was sampled but never fed, so that no experts saw it.
+        # The last token was sampled but never fed to the model, so it has no experts.
         fed = len(wanted.prompt_ids) + sampled - 1
         values = _int32s(encoded, "routed_experts", where)
         if self._width is None and fed > 0 and len(values) and len(values) % fed == 0:
@@ -36,7 +36,7 @@ class RoutedExperts:
         width = self._width or 1
         rows = len(values) // width
         if rows == fed:
-            first = 0  # all of them, as from a server that does not know routed_experts_start_len
+            first = 0  # all rows: the server does not know routed_experts_start_len
         if rows * width != len(values) or rows != fed - first:
             raise EngineFault(
                 f"{where}: {len(values)} routed experts, {width} a token, but {fed - first} tokens were fed"
@@ -51,7 +51,7 @@ def kept_side_arrays(
 ) -> dict[str, Any]:
     """The ids that top-p, top-k and min-p kept at each place, as a ragged side array.
 
-    `encoded` are the ids of all places, and where those of each begin. A reply that broke off comes without them.
+    `encoded` has the ids of all places, and the offset of each place. An interrupted reply has neither.
     """
     ids, offsets = encoded
     if ids is None or offsets is None:
@@ -73,7 +73,7 @@ def kept_side_arrays(
 
 
 def _int32s(encoded: str, name: str, where: str) -> npt.NDArray[np.int32]:
-    """An array that an engine gave as int32 in base64."""
+    """Decode an array of int32 in base64."""
     try:
         return np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
     except (binascii.Error, ValueError) as error:

@@ -1,7 +1,7 @@
 """One SGLang server as an engine.
 
-It is streamed where somebody wants ids as they come. By default each of SGLang's events repeats the whole reply with
-all logprobs. A server started with --incremental-streaming-output sends what is new, which is better.
+Replies are streamed if a client wants ids while they are sampled. By default each of SGLang's events repeats the whole
+reply with all logprobs. A server started with --incremental-streaming-output sends only new ids, which is better.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ class _ServerInfo(msgspec.Struct):
     context_length: int | None = None
     enable_deterministic_inference: bool | None = None
     incremental_streaming_output: bool | None = None
-    grammar_backend: str | None = None  # None: as from a router, which does not say
-    logprob_kind: LogprobKind | None = None  # `rolltape engine` says it; SGLang does not
+    grammar_backend: str | None = None  # None from a router
+    logprob_kind: LogprobKind | None = None  # reported by `rolltape engine`, not by SGLang
 
 
 _MODEL_INFO = msgspec.json.Decoder(_ModelInfo)
 _SERVER_INFO = msgspec.json.Decoder(_ServerInfo)
 
 _APPLIES = frozenset(SamplingParams.__struct_fields__) | {TOP_LOGPROBS}
-# Those of xgrammar, which SGLang has by default. The other backends know structural tags in part, or not.
+# Of xgrammar, SGLang's default. The other backends support structural tags only in part, or not at all.
 _ABILITIES = frozenset(Ability)
 _ABILITIES_BY_BACKEND = {
     "none": frozenset[Ability](),
@@ -54,24 +54,24 @@ _ABILITIES_BY_BACKEND = {
     "llguidance": frozenset({Ability.JSON_SCHEMA}),
 }
 
-_LEAST_INTERVAL = 16  # ids in an event that repeats the reply
+_LEAST_INTERVAL = 16  # ids per event, if events repeat the reply
 _FLUSH_TIMEOUT_S = 30
 
 
 class SglangEngine(HttpEngine):
     """One SGLang server, or a router in front of several.
 
-    `logprob_kind`: None takes what the server says, and else SGLang's default, after temperature and before top-p;
-    one started with SGLANG_RETURN_ORIGINAL_LOGPROB gives raw ones and does not say so.
-    `routed_experts` needs a server started with --enable-return-routed-experts; `expert_shape` is (layers, experts
-    per token), without which the rows are flat.
-    `kept_ids`: ask for the ids that top-p, top-k and min-p kept at each place. It needs SGLang with slime's patch,
-    whose logprobs are then those among the kept ids: after truncation.
+    `logprob_kind`: None for what the server reports, else SGLang's default: after temperature, before top-p. A server
+    started with SGLANG_RETURN_ORIGINAL_LOGPROB returns raw logprobs and does not report it.
+    `routed_experts` needs a server started with --enable-return-routed-experts. `expert_shape` is (layers, experts
+    per token); without it the rows are flat.
+    `kept_ids`: request the ids that top-p, top-k and min-p kept at each place. It needs SGLang with slime's patch,
+    whose logprobs are then after truncation.
     """
 
     token_faithful = True
     streams = True
-    keeps_aborted = True  # `abort` gives what was sampled so far
+    keeps_aborted = True  # after `abort`, `generate` returns the ids sampled so far
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class SglangEngine(HttpEngine):
         self.applies = _APPLIES
         self.abilities = _ABILITIES
         self._kind = logprob_kind
-        self._has_said = False  # what follows
+        self._has_said = False  # the server has reported the next two
         self._said_kind: LogprobKind | None = None
-        self._incremental = False  # events have only what is new
+        self._incremental = False  # events have only new ids
         self._version: str | None = None  # as last reported
         self._experts = RoutedExperts(expert_shape) if routed_experts else None
         self._wants_kept_ids = kept_ids
@@ -104,11 +104,11 @@ class SglangEngine(HttpEngine):
         self._has_said, self._said_kind = True, server.logprob_kind
         self._incremental = server.incremental_streaming_output is True
         self.abilities = _ABILITIES_BY_BACKEND.get(server.grammar_backend or "", _ABILITIES)
-        # SGLang heeds a request's seed only in its deterministic mode.
+        # SGLang applies a request's seed only in its deterministic mode.
         self.applies = _APPLIES - {"seed"} if server.enable_deterministic_inference is False else _APPLIES
         if model.weight_version is not None:
             self._version = model.weight_version
-        # context_length is null unless it was set at the start; the model card has the one that holds.
+        # context_length is null unless it was set at the start; the model card has the effective one.
         context = next((card.max_model_len for card in cards if card.max_model_len is not None), server.context_length)
         return EngineFacts(
             model=server.served_model_name or model.model_path, context=context, version=model.weight_version
@@ -116,7 +116,7 @@ class SglangEngine(HttpEngine):
 
     async def generate(self, wanted: Generation) -> Generated:
         if not self._has_said:
-            await self.facts()  # so that the version at the beginning is known, if there is one
+            await self.facts()  # to know the weight version before the reply, if there is one
         version = self._version
         experts_from = 0 if self._experts is None else self._experts.first_wanted(wanted)
         body = msgspec.json.encode(self._body(wanted, experts_from))
@@ -138,14 +138,14 @@ class SglangEngine(HttpEngine):
         try:
             await self._http.post("/abort_request", msgspec.json.encode({"rid": generation_id}))
         except (EngineError, asyncio.CancelledError):
-            await super().abort(generation_id)  # what was streamed so far is there without the server's help
+            await super().abort(generation_id)  # the ids streamed so far are here already
             raise
 
     async def load_weights(self, folder: str, version: str) -> None:
-        # The load waits for replies in flight, also for those of other clients.
+        # The load waits for running replies, also of other clients.
         body = {"model_path": folder, "weight_version": version, "abort_all_requests": True, "flush_cache": False}
         await self._http.post("/update_weights_from_disk", msgspec.json.encode(body))
-        # SGLang (0.5.23) may be at a reply for a moment after it has sent its end, and flushes nothing then.
+        # SGLang (0.5.23) may still process a reply for a moment after its end was sent, and then flushes nothing.
         await self._http.post(f"/flush_cache?timeout={_FLUSH_TIMEOUT_S}", b"")
 
     def _body(self, wanted: Generation, experts_from: int) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class SglangEngine(HttpEngine):
         return LogprobKind.AFTER_TRUNCATION if is_cut and kind is LogprobKind.AFTER_TEMPERATURE else kind
 
     def _interval(self, wanted: Generation) -> dict[str, int]:
-        """The sampling parameter for how many ids an event is to bring; an incremental server has its own."""
+        """The sampling parameter for the number of ids per event; an incremental server has its own setting."""
         if wanted.on_sampled is None or self._incremental:
             return {}
         assert wanted.sampling.max_tokens is not None
@@ -230,7 +230,8 @@ class SglangEngine(HttpEngine):
     def _versions(
         self, at_start: str | None, at_end: str | None, segments: tuple[Segment, ...]
     ) -> tuple[str | None, str | None]:
-        """SGLang reports the version at the end of a reply. The last one seen before is that at its start, or older."""
+        """The versions at the start and the end of a reply. SGLang reports only the one at the end; the start is the
+        version reported last before, or an older one."""
         if at_end is not None:
             self._version = at_end
         if segments:
@@ -241,8 +242,8 @@ class SglangEngine(HttpEngine):
 def _constraint_fields(constraint: Constraint | None) -> dict[str, str]:
     """The sampling parameter for a constraint.
 
-    It holds from the first token on: `require_reasoning`, without which a request has no thinking of its own to
-    SGLang, is not sent, and thinking is part of the structural tag.
+    The constraint applies from the first token on: thinking is part of the structural tag, and `require_reasoning`,
+    which would tell SGLang of the thinking, is not sent.
     """
     if constraint is None:
         return {}

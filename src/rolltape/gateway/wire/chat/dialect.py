@@ -20,10 +20,10 @@ _CHUNK = "chat.completion.chunk"
 
 
 class ChatDialect(OpenAIDialect):
-    """Chat Completions, with `reasoning_content` for thinking as DeepSeek, vLLM and SGLang have it."""
+    """Chat Completions, with `reasoning_content` for thinking, as in DeepSeek, vLLM and SGLang."""
 
     name = "chat"
-    # Anthropic's clients ask for models on the same routes, and read the same answers.
+    # Anthropic's clients list models on the same routes, and read the same answers.
     routes: tuple[Route, ...] = (
         Route("/v1/chat/completions", Answers.TURN),
         Route("/v1/models", Answers.MODELS),
@@ -59,9 +59,9 @@ CHAT = ChatDialect(read_request)
 
 
 class ChatStream(ChunkStream):
-    """A reply as chunks. Of several replies the first comes as it grows, and the others follow when all have ended.
+    """A reply as chunks. The first of several replies is streamed; the others follow when all have ended.
 
-    Ids and logprobs come with the chunk that says how a reply ended: until then it may yet be cut.
+    Ids and logprobs come with the chunk that has the finish reason, since a reply may be cut until then.
     """
 
     def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
@@ -79,7 +79,7 @@ class ChatStream(ChunkStream):
 
     def closing(self) -> bytes:
         chunks = self._end(0, self._turn)
-        if not self._prompt_sent and (late := prompt_ids(self._turn)):  # a hosted endpoint gives them with its reply
+        if not self._prompt_sent and (late := prompt_ids(self._turn)):  # a hosted endpoint returns them with its reply
             chunks.insert(0, self._chunk({}, **late))
         for index, turn in enumerate(self._turn.choices[1:], 1):
             chunks.append(self._chunk({"role": "assistant", "content": None}, index))
@@ -97,8 +97,8 @@ class ChatStream(ChunkStream):
             chunks.append(self._chunk({"content": ""}, index))
         if "tool_calls" in message:
             calls = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
-            # llama-index (its OpenAI part, 0.8.3) takes one call of each chunk. Codex (0.29) sends no User-Agent, and
-            # takes only those of one chunk.
+            # llama-index (its OpenAI part, 0.8.3) reads one call per chunk. Codex (0.29) sends no User-Agent, and reads
+            # only the calls of one chunk.
             parts = [[call] for call in calls] if self._request.client else [calls]
             chunks += [self._chunk({"tool_calls": some}, index) for some in parts]
         last = {"logprobs": _logprobs(turn), "finish_reason": _finish_reason(turn), **reply_ids(turn)}
@@ -110,7 +110,7 @@ class ChatStream(ChunkStream):
 
 
 def _message(turn: "GatewayTurn") -> dict[str, Any]:
-    """The reply's message; content is null where there are only calls."""
+    """The reply's message; its content is null if there are only calls."""
     calls = [_call(turn.request, call) for call in turn.message.get("tool_calls") or ()]
     text = content_text(turn.message.get("content"))
     message: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _finish_reason(turn: "GatewayTurn") -> str:
         return "content_filter"
     if turn.finish is Finish.LENGTH:
         return "length"
-    # The API has no word for a reply that was cut off from outside; it ends like any other.
+    # The API has no finish reason for an aborted reply.
     return "tool_calls" if turn.message.get("tool_calls") else "stop"
 
 
@@ -161,7 +161,7 @@ def _encoded(turn: "GatewayTurn", kind: str, **fields: Any) -> bytes:
 
 
 def _model(name: str) -> dict[str, object]:
-    """A model as both OpenAI's and Anthropic's clients read it."""
+    """A model in a form that both OpenAI's and Anthropic's clients read."""
     return {
         "id": name,
         "object": "model",

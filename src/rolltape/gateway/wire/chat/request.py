@@ -1,4 +1,4 @@
-"""Parse a Chat Completions request. Messages are checked, and kept as they came where possible."""
+"""Parse a Chat Completions request. Messages are checked, and kept unchanged if possible."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def read_request(raw: bytes) -> ChatRequest:
 
 
 def read_prompt_parts(body: Fields) -> dict[str, Any]:
-    """What of a request its prompt is made of, as fields of a ChatRequest."""
+    """The fields of a ChatRequest from which its prompt is made."""
     return {"messages": _messages(body), "tools": _tools(body).tools or None, "thinking": _thinking(body)[0]}
 
 
@@ -93,7 +93,7 @@ def _tools(body: Fields) -> ToolOffer:
 
 
 def _thinking(body: Fields) -> tuple[bool | None, Effort | None]:
-    """Whether to think, by the template's own option or else by the effort; and how much."""
+    """Whether to think, by the template's own option, else by the effort; and how much."""
     by_effort, effort = read_effort(body, "reasoning_effort")
     template = body.maybe_object("chat_template_kwargs")
     if template is None:
@@ -121,7 +121,7 @@ def _messages(body: Fields) -> list[dict[str, Any]]:
     if not given:
         body.refuse("messages", "give at least one")
     return [
-        # Most messages of a long history are no more than a role and a text.
+        # Most messages of a long history have only a role and a text.
         message if _is_plain(message) else _message(Fields(message, f"messages[{index}]", body))
         for index, message in enumerate(given)
     ]
@@ -138,7 +138,7 @@ def _is_plain(message: object) -> bool:
 
 
 def _message(message: Fields) -> dict[str, Any]:
-    """One message in chat form; fields that are not known are kept."""
+    """One message in chat form; unknown fields are kept."""
     role = message.text("role")
     if role == "function":
         message.refuse("role", "functions were replaced by tools; send tool_calls and tool messages")
@@ -163,7 +163,7 @@ def _assistant_fields(message: Fields) -> dict[str, Any]:
     if message.value.get("refusal"):
         message.ignore("messages: a refusal beside the content is not shown to the model")
     read: dict[str, Any] = {}
-    # vLLM's newer servers and some clients say `reasoning`.
+    # vLLM's newer servers and some clients use `reasoning`.
     reasoning = message.maybe_text("reasoning_content") or message.maybe_text("reasoning")
     if reasoning is not None:
         read["reasoning_content"] = reasoning

@@ -1,4 +1,4 @@
-"""OpenAI's Completions API, for clients that render prompts by themselves, with vLLM's fields for token ids."""
+"""OpenAI's Completions API, for clients that render prompts themselves, with vLLM's fields for token ids."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ COMPLETIONS = CompletionsDialect(read_request)
 
 
 class CompletionsStream(ChunkStream):
-    """A reply as chunks. Of several the first comes first. Ids and logprobs come with the chunk that ends a reply."""
+    """A reply as chunks. The first of several replies is streamed. Ids and logprobs are in a reply's last chunk."""
 
     def opening(self) -> bytes:
         ids_wanted = self._turn.token_details.ids
@@ -78,7 +78,7 @@ def _choice(index: int, turn: "GatewayTurn", text: str) -> dict[str, Any]:
 
 
 def _end(turn: "GatewayTurn") -> dict[str, Any]:
-    """What is known of a choice when it has ended."""
+    """The fields of a choice that are known when it has ended."""
     finish_reason = "length" if turn.finish is Finish.LENGTH else "stop"
     return {"logprobs": _logprobs(turn), "finish_reason": finish_reason, **reply_ids(turn)}
 

@@ -1,4 +1,4 @@
-"""Parse a Completions request, and requests to tokenize and detokenize. A prompt is kept as it came."""
+"""Parse a Completions request, and requests to tokenize and detokenize. A prompt is not changed."""
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, GivenPrompt, SamplingParams, TokenDetails
@@ -64,7 +64,7 @@ def _prompt(body: Fields) -> GivenPrompt:
 
 
 def _token_details(body: Fields) -> TokenDetails:
-    # It is a number of alternatives. Proxies that serve chat as well send `true`.
+    # The field is a number of alternatives. Proxies that also serve chat send `true`.
     wanted = body.get("logprobs")
     is_flag = wanted is None or isinstance(wanted, bool)
     alternatives = None if is_flag else body.maybe_whole("logprobs", least=0, most=MOST_LIKELY)

@@ -1,7 +1,7 @@
 """Convert the contents of a Gemini request to messages in chat form.
 
-A streamed reply comes back as several contents of the model, one for each event, so those in a row are one message.
-Results of functions often come without the id of their call: they are matched by name and order.
+A streamed reply comes back as several contents of the model, one per event, so successive ones become one message.
+Results of functions often lack the id of their call, and are matched by name and order.
 """
 
 import base64
@@ -12,7 +12,7 @@ from typing import Any
 from rolltape.gateway.wire.fields import SIGNATURE, Fields, assistant_message, media_part, plain_content, user_messages
 from rolltape.records.jsonable import encode_json
 
-# The API has arguments that are an object. Others that a model wrote go out as the text under this name.
+# The API requires an object as arguments. If a model wrote anything else, its text is sent under this name.
 ARGUMENTS_AS_TEXT = "arguments_as_text"
 _ROLES = ("user", "model", "function")  # `function` is `user` under an older name
 _MEDIA = ("image", "audio", "video")
@@ -21,7 +21,7 @@ Messages = list[dict[str, Any]]
 
 
 def sign_reply(turn_id: str) -> str:
-    """The thought signature of a reply. A client sends it back, which says which reply it is."""
+    """The thought signature of a reply. Clients send it back, and so identify the reply."""
     return base64.b64encode(f"{SIGNATURE}{turn_id}".encode()).decode()
 
 
@@ -35,7 +35,7 @@ def read_contents(request: Fields) -> Messages:
     given = request.objects("contents")
     if not given:
         request.refuse("contents", "give at least one content")
-    calls: list[dict[str, Any]] = []  # of the last reply: those that have no result yet
+    calls: list[dict[str, Any]] = []  # of the last reply, without a result yet
     for is_reply, contents in itertools.groupby(given, is_models):
         said = [content.maybe_objects("parts") or [] for content in contents]
         if is_reply:
@@ -59,7 +59,7 @@ def _user(parts: list[Fields], calls: list[dict[str, Any]]) -> Messages:
 
 
 def _assistant(parts: list[Fields]) -> dict[str, Any]:
-    """One message. Text, thoughts and calls each keep their order; chat form has none among them."""
+    """One message. Text, thoughts and calls each keep their order; chat form has no order between them."""
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
@@ -72,18 +72,18 @@ def _assistant(parts: list[Fields]) -> dict[str, Any]:
             thoughts.append(part.maybe_text("text") or "")
         else:
             texts.append(_text_part(part))
-    # Texts in a row are one text that was streamed.
+    # Successive texts are one text that was streamed.
     text = texts if any(len(one) > 2 for one in texts) else "".join(one["text"] for one in texts)
     return assistant_message(text, "".join(thoughts), signatures, tool_calls=calls)
 
 
 def _signature(part: Fields) -> str:
-    """The signature of a part: ours as it was before it was encoded, any other as it came."""
+    """The signature of a part: the gateway's own decoded, any other unchanged."""
     given = part.maybe_text("thoughtSignature")
     if not given:
         return ""
     try:
-        # The Python SDK (3.1) writes it in the alphabet for URLs; some leave the padding out.
+        # The Python SDK (3.1) writes URL-safe base64; some clients leave the padding out.
         text = base64.urlsafe_b64decode(given.replace("+", "-").replace("/", "_") + "==").decode()
     except (binascii.Error, ValueError):
         return given
@@ -96,13 +96,13 @@ def _tool_call(call: Fields) -> dict[str, Any]:
     written = args.get(ARGUMENTS_AS_TEXT)
     is_text = isinstance(written, str) and len(args) == 1
     arguments = written if is_text else encode_json(args, call.at("args"))[0].decode()
-    # A path does not change while a conversation grows, and so names a call that has no id.
+    # The JSON path does not change while a conversation grows, so it serves as the id of a call without one.
     given = call.maybe_text("id") or f"call_{call.path}"
     return {"id": given, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _tool_result(part: Fields, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The result of one of the calls, which is taken from them; None: the part is something else."""
+    """The result of one of the calls, which is removed from `calls`, or None if the part is no result."""
     if part.get("functionResponse") is None:
         return None
     result = part.object("functionResponse")
@@ -113,7 +113,7 @@ def _tool_result(part: Fields, calls: list[dict[str, Any]]) -> dict[str, Any] | 
     if call is not None:
         calls.remove(call)
     response = {} if result.get("response") is None else result.object("response").value
-    # By the API's rule: `output` is what the function gave, `error` what went wrong, else all of it is the output.
+    # By the API's rule, `output` is the function's output and `error` its error; else all of it is the output.
     only = next(iter(response)) if len(response) == 1 else None
     output = response[only] if only in ("output", "error") else response
     text = output if isinstance(output, str) else encode_json(output, result.at("response"))[0].decode()
@@ -127,7 +127,7 @@ def _tool_result(part: Fields, calls: list[dict[str, Any]]) -> dict[str, Any] | 
 
 
 def _text_part(part: Fields) -> dict[str, Any]:
-    """A part that is text, or a placeholder for what is none."""
+    """A text part, or a placeholder for another part."""
     if len(part.value) == 1 and isinstance(part.value.get("text"), str):  # most parts
         return {"type": "text", "text": part.value["text"]}
     for name in ("inlineData", "fileData"):
@@ -141,7 +141,7 @@ def _text_part(part: Fields) -> dict[str, Any]:
 
 
 def _medium(part: Fields, data: Fields) -> dict[str, Any]:
-    """The placeholder for a medium, which is kept as it came."""
+    """The placeholder for a medium; the medium itself is kept in it unchanged."""
     kind = data.maybe_text("mimeType") or ""
     source: dict[str, Any] = {"media_type": kind}
     uri = data.maybe_text("fileUri")

@@ -1,4 +1,4 @@
-"""Google's Gemini API, as the google-genai SDKs and gemini-cli speak it."""
+"""Google's Gemini API, as used by the google-genai SDKs and gemini-cli."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,12 @@ _STATUSES = {
     504: "DEADLINE_EXCEEDED",
     529: "UNAVAILABLE",
 }
-# The statuses of a session that is over, or has had its turns. gemini-cli (0.61) ignores `x-should-retry` and asks ten
-# times within minutes, unless the error has this reason. An error that a retry may solve must not have it.
+# The statuses of a session that has ended, or has used up its turns. gemini-cli (0.61) ignores `x-should-retry` and
+# retries ten times within minutes, unless the error has this reason. An error that a retry may solve must not have it.
 _FINAL = (429, 503)
 _EXHAUSTED = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "MODEL_CAPACITY_EXHAUSTED"}
-_DEEPEST_ARGUMENTS = 100  # levels: their echo lies within a body that may be little deeper
-# The Python SDK (3.1) and the JavaScript SDK take a comment for a broken event. Both pass over empty lines.
+_DEEPEST_ARGUMENTS = 100  # levels: the echo is nested in a body, whose own limit is 150
+# The Python SDK (3.1) and the JavaScript SDK reject comments as broken events. Both ignore empty lines.
 _BLANK = b"\n"
 
 
@@ -100,9 +100,9 @@ GEMINI = GeminiDialect()
 
 
 class GeminiStream:
-    """A reply as responses, each with the parts that are new; of several, the others come with the last response.
+    """A reply as responses, each with only new parts. All replies but the first come with the last response.
 
-    The first text and the first call carry the signature. gemini-cli (0.61) joins texts, and keeps the first one's.
+    The first text and the first call have the signature. gemini-cli (0.61) joins texts, and keeps the first signature.
     """
 
     def __init__(self, turn: "GatewayTurn") -> None:
@@ -160,7 +160,7 @@ def _whole_candidate(turn: "GatewayTurn", index: int) -> dict[str, Any]:
 
 
 def _calls(turn: "GatewayTurn") -> list[dict[str, Any]]:
-    """A part for each call, the first of them signed."""
+    """A part for each call; the first one has the signature."""
     parts: list[dict[str, Any]] = [
         {"functionCall": {"id": call["id"], "name": call["function"]["name"], "args": _args(call)}}
         for call in turn.message.get("tool_calls") or ()
@@ -171,7 +171,7 @@ def _calls(turn: "GatewayTurn") -> list[dict[str, Any]]:
 
 
 def _args(call: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as an object; what the model wrote instead of one goes out as a text, and its echo is read as one."""
+    """Arguments as an object. If the model wrote no object, its text is sent in a field, and read from there again."""
     arguments = call["function"]["arguments"]
     if not arguments.strip():
         return {}
@@ -180,7 +180,7 @@ def _args(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ending(turn: "GatewayTurn") -> dict[str, Any]:
-    """How a reply ended, and its logprobs where they are asked for."""
+    """How a reply ended, and its logprobs if requested."""
     ended: dict[str, Any] = {"finishReason": _finish_reason(turn)}
     if tokens := reply_logprobs(turn):
         result: dict[str, Any] = {"chosenCandidates": [_likely(one) for one in tokens]}

@@ -1,7 +1,7 @@
 """Parse a request of the Gemini API. The model and whether to stream are in its path.
 
-Google's JSON takes names in camelCase and in snake_case; both are read, and errors name the first. It also takes a
-single object where a list belongs, and the words of `mode` in any case, as its own examples have them.
+Google's JSON allows camelCase and snake_case names; both are read, and errors use camelCase. It also allows a single
+object in place of a list, and the values of `mode` in upper or lower case, as in its own examples.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from rolltape.gateway.wire.gemini.contents import is_models, read_contents
 from rolltape.gateway.wire.gemini.schemas import to_json_schema
 
 STREAMING = "streamGenerateContent"
-_MOST_LIKELY = 20  # tokens beside a sampled one, as the API has it
-_MOST_CANDIDATES = 8  # as Google has it
-# Fields about billing, filters and logs of Google's, which change nothing in a reply.
+_MOST_LIKELY = 20  # tokens beside a sampled one, the API's limit
+_MOST_CANDIDATES = 8  # Google's limit
+# Fields about Google's billing, filters and logs, which do not change a reply.
 _WITHOUT_EFFECT = ("safetySettings", "serviceTier", "store")
 _FREE_FORM = frozenset(
     {"args", "default", "example", "labels", "parametersJsonSchema", "partMetadata", "response", "responseJsonSchema"}
@@ -50,7 +50,7 @@ def _read_body(body: bytes) -> tuple[Fields, bool]:
 
 
 def _in_camel_case(value: Any) -> Any:
-    """A body with the names and lists of Google's JSON; what clients name themselves stays as it is."""
+    """A body with camelCase names and proper lists; names chosen by clients are kept."""
     if isinstance(value, list):
         return [_in_camel_case(item) if isinstance(item, dict | list) else item for item in value]
     read: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def _function(declared: Fields, name: str) -> dict[str, Any]:
 
 
 def _tool_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, bool]:
-    """Whether the model may call functions, and whether their arguments are to follow their schema."""
+    """Whether the model may call functions, and whether their arguments must follow their schema."""
     holder = fields.maybe_object("toolConfig")
     config = None if holder is None else holder.maybe_object("functionCallingConfig")
     if holder is not None:
@@ -170,7 +170,7 @@ def _tool_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, bool]:
     if mode == "ANY" and len(allowed) == 1:
         return ToolChoice("required", allowed[0]), False
     if allowed and set(allowed) < set(names):
-        # The tools are part of the prompt: others for a single turn would break the prefix.
+        # The tools are part of the prompt: other tools for a single turn would break the prefix.
         config.ignore(f"{config.at('allowedFunctionNames')}: all functions stay offered")
     return ToolChoice(_MODES[mode]), mode == "VALIDATED"
 
@@ -194,7 +194,7 @@ def _thinking(config: Fields) -> tuple[bool | None, Effort | None]:
 
 
 def _output_schema(config: Fields) -> OutputSchema | None:
-    """The schema that the reply is to follow, under its newer or its older name."""
+    """The schema that the reply must follow, under its newer or its older name."""
     kind = config.maybe_text("responseMimeType")
     newer, older = config.maybe_object("responseJsonSchema"), config.maybe_object("responseSchema")
     if kind == "application/json":

@@ -10,7 +10,7 @@ _UNSPECIFIED = "TYPE_UNSPECIFIED"
 
 
 def to_json_schema(schema: object) -> Any:
-    """A schema as JSON schema; what is not known, or not as it should be, is kept as it came.
+    """A schema as JSON schema; unknown or malformed parts are kept unchanged.
 
     Example:
 
@@ -37,7 +37,7 @@ def _read(name: str, value: Any) -> Any:
     if name == "ref" and isinstance(value, str):
         return value.replace("#/defs/", "#/$defs/", 1)
     if name in _COUNTS and isinstance(value, str) and value.isdecimal():
-        return int(value)  # 64-bit numbers are texts in Google's JSON
+        return int(value)  # Google's JSON writes 64-bit numbers as texts
     if name in _NAMED_SCHEMAS and isinstance(value, dict):
         return {key: to_json_schema(inner) for key, inner in value.items()}
     if name in ("items", "additionalProperties"):
@@ -48,7 +48,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema that a null follows, too."""
+    """A schema that also allows null."""
     read = dict(schema)
     if isinstance(read.get("type"), str):
         read["type"] = [read["type"], "null"]

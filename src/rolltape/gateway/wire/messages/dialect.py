@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, as Claude Code and Anthropic's SDKs speak it."""
+"""Anthropic's Messages API, as used by Claude Code and Anthropic's SDKs."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,10 @@ _ERRORS = {
     422: "invalid_request_error",
     429: "rate_limit_error",
     504: "timeout_error",
-    529: "overloaded_error",  # and no other: Claude Code (2.1) retries it even where `x-should-retry` is false
+    529: "overloaded_error",  # no other status: Claude Code (2.1) retries this type even if `x-should-retry` is false
 }
-# Betas that hold here anyway, or that only concern caching, speed and billing. What others add to a body is named by
-# its fields.
+# Betas that apply here anyway, or that only concern caching, speed and billing. Fields that other betas add to a body
+# are listed as unread fields.
 _HARMLESS_BETAS = (
     "advanced-tool-use",
     "claude-code",
@@ -106,7 +106,7 @@ class MessageStream:
     def __init__(self, turn: "GatewayTurn", request: ChatRequest) -> None:
         self._turn = turn
         self._request = request
-        self._open: str | None = None  # the type of the block that is being filled; None: none is
+        self._open: str | None = None  # the type of the open block, or None
         self._index = 0
 
     def opening(self) -> bytes:
@@ -120,8 +120,8 @@ class MessageStream:
         return self._filled("text", {"type": "text", "text": ""}, piece)
 
     def keepalive(self) -> bytes:
-        # Claude Code (2.1) gives a stream up after 300 s without an event, and pings do not count; a delta that changes
-        # nothing does. For litellm (1.106) such a delta ends the reply.
+        # Claude Code (2.1) gives up a stream after 300 s without an event. Pings do not count, but an empty delta does.
+        # For litellm (1.106) such a delta ends the reply.
         return _IDLE_DELTA if self._request.client.startswith("claude-cli/") else _PING
 
     def closing(self) -> bytes:
@@ -156,7 +156,7 @@ class MessageStream:
         return _event({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _closed(self) -> bytes:
-        """The end of the block that is being filled, if there is one."""
+        """The end of the open block, if there is one."""
         if self._open is None:
             return b""
         signature = {"type": "signature_delta", "signature": sign_thinking(self._turn.id)}
@@ -167,7 +167,7 @@ class MessageStream:
 
 
 def _head(turn: "GatewayTurn", usage: dict[str, Any]) -> dict[str, Any]:
-    """A message that has no content yet. Claude Code merges replies of one id, so the id is unique."""
+    """A message without content. Claude Code merges replies with the same id, so the id is unique."""
     return {
         "id": f"msg_{turn.id}",
         "type": "message",
@@ -194,11 +194,11 @@ def _stop_reason(turn: "GatewayTurn") -> str:
         case Finish.STOP_STRING:
             return "stop_sequence"
         case Finish.LENGTH | Finish.ABORT | Finish.ERROR:
-            return "max_tokens"  # the only word for a reply that was cut off
+            return "max_tokens"  # the only stop reason for an incomplete reply
 
 
 def _prompt_usage(turn: "GatewayTurn") -> dict[str, Any]:
-    """Anthropic's `input_tokens` are those that were not read from a cache; the three add up to the prompt."""
+    """Anthropic's `input_tokens` exclude tokens from a cache; the three counts add up to the prompt."""
     return {
         "input_tokens": turn.prompt_tokens - turn.held_tokens,
         "cache_creation_input_tokens": 0,
@@ -236,12 +236,12 @@ def _calls(turn: "GatewayTurn") -> list[dict[str, Any]]:
 
 
 def _valid(text: str) -> str:
-    """Text as it is on the tape: what is no valid Unicode is replaced."""
+    """Text as on the tape: invalid Unicode is replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _input(arguments: str) -> msgspec.Raw:
-    """Arguments as the model wrote them. What is no JSON goes out as a text, and its echo is read as one."""
+    """Arguments as the model wrote them. If they are not JSON, they are sent and read again as a JSON string."""
     if not arguments.strip():
         return msgspec.Raw(b"{}")
     try:

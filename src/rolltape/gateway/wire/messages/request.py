@@ -1,6 +1,6 @@
-"""Parse a request of the Messages API; its conversation is converted to chat form.
+"""Parse a request of the Messages API, and convert its conversation to chat form.
 
-Cache marks are left out: they are for Anthropic's own cache, and move each turn, so that every message would be stored
+Cache marks are left out. They are for Anthropic's own cache and move each turn, so every message would be stored
 once with a mark and once without.
 """
 
@@ -23,7 +23,7 @@ from rolltape.gateway.wire.fields import (
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 
-# Fields about billing, placing and caching, which change nothing in a reply.
+# Fields about billing, placement and caching, which do not change a reply.
 _WITHOUT_EFFECT = (
     "betas",
     "cache_control",
@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = (
     "user_profile_id",
     "workspace_id",
 )
-# Fields of tools that change a reply, and what is done instead. Others (cache marks, how to stream) change nothing.
+# Ignored fields of tools that would change a reply, and what is done instead. Cache marks and streaming would not.
 _IGNORED_TOOL_PARAMS = {
     "type": "only custom ones are offered, not those of types that Anthropic defines",
     "allowed_callers": "allowed_callers is not honored; the model calls them directly",
@@ -104,9 +104,9 @@ def _sampling(fields: Fields) -> SamplingParams:
 
 
 def _tools(fields: Fields) -> tuple[Tools, Tools]:
-    """The tools that the client itself defines, as functions: those to be offered, and those whose loading is deferred.
+    """The tools that the client itself defines, as functions: the offered ones, and those whose loading is deferred.
 
-    Those that Anthropic defines are not offered.
+    Tools that Anthropic defines are not offered.
     """
     tools: dict[str, dict[str, Any]] = {}
     deferred: set[str] = set()
@@ -173,7 +173,7 @@ def _thinking(fields: Fields) -> bool | None:
 
 
 def _output_config(fields: Fields) -> tuple[OutputSchema | None, Effort | None]:
-    """The schema that the reply is to follow, under its older or its newer name; and how much to think."""
+    """The schema that the reply must follow, under its older or its newer name; and how much to think."""
     config = fields.maybe_object("output_config")
     asked = {"output_format": fields.maybe_object("output_format")}
     word: str | None = None
@@ -187,7 +187,7 @@ def _output_config(fields: Fields) -> tuple[OutputSchema | None, Effort | None]:
 
 
 def _ignored_params(fields: Fields) -> tuple[str, ...]:
-    # Edits that Anthropic's server would make in the history; Claude Code sends one that keeps all thinking.
+    # Edits of the history by Anthropic's server; Claude Code sends one that keeps all thinking, and so has no effect.
     management = fields.maybe_object("context_management")
     edits = [] if management is None else management.maybe_objects("edits") or []
     if any(edit.get("keep") != "all" for edit in edits):
@@ -196,7 +196,7 @@ def _ignored_params(fields: Fields) -> tuple[str, ...]:
 
 
 def sign_thinking(reply_id: str) -> str:
-    """The signature of a reply's thinking. A client sends it back, which says which reply it is."""
+    """The signature of a reply's thinking. Clients send it back, and so identify the reply."""
     return SIGNATURE + reply_id
 
 
@@ -226,7 +226,7 @@ def _user(message: Fields) -> Messages:
 
 
 def _assistant(message: Fields) -> Messages:
-    """One message. Text, thinking and calls each keep their order; chat form has none among them."""
+    """One message. Text, thinking and calls each keep their order; chat form has no order between them."""
     content = _content(message, "content")
     if isinstance(content, str):
         return [{"role": "assistant", "content": content}]
@@ -257,9 +257,9 @@ _READERS: dict[str, Callable[[Fields], Messages]] = {"user": _user, "assistant":
 
 def _tool_call(block: Fields) -> dict[str, Any]:
     given = block.get("input")
-    if given is None and "input" not in block.value:  # a null is the echo of arguments that were one
+    if given is None and "input" not in block.value:  # a null is the echo of arguments that were null
         block.refuse("input", "give an object")
-    # A text is the echo of arguments that were no JSON.
+    # A text is the echo of arguments that were not JSON.
     arguments = given if isinstance(given, str) else encode_json(given, block.at("input"))[0].decode()
     return {"id": block.name("id"), "type": "function", "function": {"name": block.name(), "arguments": arguments}}
 
@@ -267,7 +267,7 @@ def _tool_call(block: Fields) -> dict[str, Any]:
 def _tool_result(block: Fields) -> dict[str, Any] | None:
     if block.get("type") != "tool_result":
         return None
-    # A tool that gives nothing back may leave its content out.
+    # The result of a tool that returned nothing may have no content.
     content = "" if block.get("content") is None else _texts(block, "content")
     message = {"role": "tool", "tool_call_id": block.name("tool_use_id"), "content": content}
     return message | {"is_error": True} if block.maybe_flag("is_error") else message
@@ -304,14 +304,14 @@ def _text_part(block: Fields) -> dict[str, Any]:
 
 
 def _search_result(block: Fields) -> dict[str, Any]:
-    """A search result as its text, after its title and where it was found."""
+    """A search result as text: its title, its source and its content."""
     _ignore_citations(block, "search results")
     lines = (block.text("title"), block.text("source"), content_text(_texts(block, "content")))
     return {"type": "text", "text": "\n".join(line for line in lines if line), "media": kept_medium(block)}
 
 
 def _document(block: Fields) -> dict[str, Any]:
-    """A document that is text as that text, any other as a placeholder."""
+    """The text of a text document, or a placeholder for another document."""
     _ignore_citations(block, "documents")
     source = block.object("source")
     match source.get("type"):

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API. A request brings its whole input, or names replies of its session."""
+"""OpenAI's Responses API. A request has its whole input, or refers to replies of its session by id."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ResponsesDialect(OpenAIDialect):
-    """Responses, as Codex and the SDKs speak it."""
+    """Responses, as used by Codex and the SDKs."""
 
     name = "responses"
     routes: tuple[Route, ...] = (Route("/v1/responses", Answers.TURN),)
@@ -50,7 +50,7 @@ class ResponseStream:
         return self._events(*self._items.text(piece))
 
     def keepalive(self) -> bytes:
-        # A comment does not reset the timer by which Codex (0.166) gives an idle stream up after 300 s; an event does.
+        # Codex (0.166) gives up a stream that is idle for 300 s. An event resets its timer, a comment does not.
         return self._events(*self._in_progress("response.in_progress"))
 
     def closing(self) -> bytes:
@@ -60,9 +60,9 @@ class ResponseStream:
         return self._events(*self._items.closing(items), last)
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        # Codex (0.166) asks again five times after `server_error`, and not at all after `invalid_prompt`. It compacts
-        # its history after `context_length_exceeded`. Of the errors that the gateway raises only a failed engine's is
-        # worth a retry.
+        # Codex (0.166) retries five times after `server_error`, and never after `invalid_prompt`. It compacts its
+        # history after `context_length_exceeded`. Of the gateway's errors, only that of a failed engine is worth a
+        # retry.
         if status == 429:
             code = "rate_limit_exceeded"
         elif code != PromptTooLong.code:
@@ -99,13 +99,13 @@ def _ended(turn: "GatewayTurn", items: list[dict[str, Any]]) -> dict[str, Any]:
         return ended | {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
     if turn.finish in (Finish.STOP, Finish.STOP_STRING):
         return ended
-    # The API has no word for a reply that was cut off from outside.
+    # The API has no reason for an aborted reply.
     reason = "max_output_tokens" if turn.finish is Finish.LENGTH else None
     return ended | {"status": "incomplete", "incomplete_details": {"reason": reason}}
 
 
 def _response(turn: "GatewayTurn") -> dict[str, Any]:
-    """A response without its outcome. Instructions and tools are not sent back: Codex's are 40 kB, thrice a turn."""
+    """A response without its outcome. Instructions and tools are not sent back: Codex's are 40 kB, thrice per turn."""
     request = turn.request
     return {
         "id": f"{RESPONSE_PREFIX}{turn.id}",

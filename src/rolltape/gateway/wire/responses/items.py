@@ -1,6 +1,6 @@
 """Write a reply as the output items of Responses, and the events that stream them.
 
-The ids of items hold the id of their reply, so that the items of one reply are recognized when they come back.
+The ids of items contain the id of their reply, so that the items of one reply are recognized when they come back.
 """
 
 import base64
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _ITEM_ID = re.compile(rf"(msg|rs|fc|ctc|{'|'.join(ID_PREFIXES)})_rt(\d*)_(\w+)")
 _FIELDS = {"rs": "reasoning_content", "msg": "content"}
-_SEALED = "rt1."  # in front of reasoning that travels as encrypted_content; it is not secret
-_BETWEEN = "__"  # a namespace and a tool of it, in the one name that the model sees
+_SEALED = "rt1."  # before reasoning that is sent as encrypted_content; it is not secret
+_BETWEEN = "__"  # between namespace and tool in the name that the model sees
 
 
 def output_items(turn: "GatewayTurn") -> list[dict[str, Any]]:
-    """Reasoning, text and calls, in this order; a reply without any of them is an empty text."""
+    """Reasoning, text and calls, in this order; an empty reply becomes an empty text."""
     message = turn.message
     reasoning, text = message.get("reasoning_content"), content_text(message.get("content"))
     calls = message.get("tool_calls") or []
@@ -35,26 +35,26 @@ def output_items(turn: "GatewayTurn") -> list[dict[str, Any]]:
         items.append(_message_item(turn, text))
     items += [_call_item(turn.request, call, f"rt{index}_{turn.id}") for index, call in enumerate(calls)]
     if turn.finish not in (Finish.STOP, Finish.STOP_STRING) and items[-1]["type"] in ("reasoning", "message"):
-        # A call that was cut off is delivered as text, so calls are always whole.
+        # An incomplete call is delivered as text, so calls are always complete.
         items[-1]["status"] = "incomplete"
     return items
 
 
 class ItemId(NamedTuple):
-    """What the id of an item says."""
+    """The facts in the id of an item."""
 
     reply: str  # the id of the reply that it belongs to
-    part: str | int  # which part of the reply it is: a field of the message, or the place of a call
+    part: str | int  # which part of the reply it is: a field of the message, or the index of a call
 
 
 def parse_item_id(item_id: str | None) -> ItemId | None:
-    """What an item's id says; None: it is not ours, or the item came without its id."""
+    """Parse an item's id; None if the gateway did not make it, or there is none."""
     found = _ITEM_ID.fullmatch(item_id or "")
     return None if found is None else ItemId(found[3], _FIELDS.get(found[1]) or int(found[2] or 0))
 
 
 def unsealed(encrypted_content: str) -> str | None:
-    """The reasoning in an `encrypted_content` of ours; None: it is another server's."""
+    """The reasoning in an `encrypted_content` of the gateway, or None if another server wrote it."""
     if not encrypted_content.startswith(_SEALED):
         return None
     try:
@@ -64,7 +64,7 @@ def unsealed(encrypted_content: str) -> str | None:
 
 
 def joined_name(namespace: str | None, name: str) -> str:
-    """The one name of a tool under which the model knows it."""
+    """The name of a tool as the model sees it."""
     return name if namespace is None else f"{namespace}{_BETWEEN}{name}"
 
 
@@ -105,18 +105,18 @@ def _split_name(request: ChatRequest, name: str) -> dict[str, str]:
 
 
 class ResponsesEvent(NamedTuple):
-    """An event's name and fields; its number in the stream is put on when it is sent."""
+    """An event's name and fields; its number is added when it is sent."""
 
     name: str
     fields: dict[str, Any]
 
 
 class ItemStream:
-    """The events of a reply's items. Reasoning and text are filled piece by piece, calls come whole."""
+    """The events of a reply's items. Reasoning and text are sent piece by piece, calls in one piece."""
 
     def __init__(self, turn: "GatewayTurn") -> None:
         self._turn = turn
-        self._open: str | None = None  # the type of the item that is being filled; None: none is
+        self._open: str | None = None  # the type of the open item, or None
         self._reasoning: list[str] = []
         self._index = 0
 
@@ -138,11 +138,11 @@ class ItemStream:
         yield ResponsesEvent("response.output_text.delta", self._at(item) | {"delta": piece, "logprobs": []})
 
     def closing(self, items: list[dict[str, Any]]) -> Iterator[ResponsesEvent]:
-        """The end of the item that is being filled, and all items that are still to come."""
+        """The end of the open item, and all further items."""
         if self._open is not None:
             yield from self._closed(items[self._index])
         for item in items[self._index :]:
-            if item["type"] == "message":  # the empty text of a reply that says nothing
+            if item["type"] == "message":  # the empty text of an empty reply
                 yield from self._opened(item)
                 yield from self._closed(item)
                 continue
@@ -157,7 +157,7 @@ class ItemStream:
         yield ResponsesEvent("response.content_part.added", self._at(item) | {"part": item["content"][0]})
 
     def _closed(self, item: dict[str, Any]) -> Iterator[ResponsesEvent]:
-        """The end of the item that is being filled."""
+        """The end of the open item."""
         at, part = self._at(item), item["content"][0]
         if self._open == "reasoning":
             yield ResponsesEvent("response.reasoning_text.done", at | {"text": part["text"]})
@@ -179,7 +179,7 @@ class ItemStream:
         return ResponsesEvent("response.output_item.done", {"output_index": self._index - 1, "item": item})
 
 
-# The field that events fill, and what they call it.
+# The field that events fill, and its name in the events' names.
 _FILLED = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
@@ -187,7 +187,7 @@ _FILLED = {
 
 
 def _call_events(item: dict[str, Any], index: int) -> tuple[dict[str, Any], list[ResponsesEvent]]:
-    """A call as it is before it is filled, and the events that fill it. The API has none for some types of calls."""
+    """A call before it is filled, and the events that fill it. The API has no such events for some types of calls."""
     if item["type"] in _FILLED:
         field, name = _FILLED[item["type"]]
         at = {"item_id": item["id"], "output_index": index}

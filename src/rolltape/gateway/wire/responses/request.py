@@ -1,4 +1,4 @@
-"""Parse a Responses request; the input items of one reply become one message again."""
+"""Parse a Responses request. The input items of one reply are joined to one message again."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ RESPONSE_PREFIX = "resp_"  # before the id of a reply
 _INCLUDED = ("reasoning.encrypted_content",)
 _ROLES = ("system", "developer", "user", "assistant")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
-# In the order in which the items of one reply come.
+# In the order of the items within one reply.
 _REASONING, _TEXT, _CALL = range(3)
 _OF_A_REPLY = {
     "reasoning": _REASONING,
@@ -144,7 +144,7 @@ def _ignored_params(body: Fields) -> tuple[str, ...]:
 
 
 def _history(items: list[Fields]) -> list[dict[str, Any]]:
-    """The messages that the items say, in order."""
+    """The messages of the items, in order."""
     messages: list[dict[str, Any]] = []
     call_ids: dict[str, str] = {}  # of calls, by the ids of their items
     reply: _ReplyItems | None = None
@@ -174,14 +174,14 @@ def _history(items: list[Fields]) -> list[dict[str, Any]]:
 
 
 def _referred_place(item: Fields) -> int:
-    """Where in a reply an item stands that is only named."""
+    """The place in a reply of an item that is only referred to."""
     if (item_id := parse_item_id(item.maybe_text("id"))) is None:
         raise BadRequest(f"{item.path} refers to an item that no reply here has; send the item itself")
     return {"reasoning_content": _REASONING, "content": _TEXT}.get(str(item_id.part), _CALL)
 
 
 class _ReplyItems:
-    """An assistant's message that is put together from items."""
+    """An assistant's message, built from items."""
 
     def __init__(self, draft: str | None) -> None:
         self.message: dict[str, Any] = {"role": "assistant", "content": None}
@@ -191,13 +191,13 @@ class _ReplyItems:
         self._places: list[int] = []
 
     def takes(self, place: int, draft: str | None) -> bool:
-        """Whether an item belongs here: by its id, and where there is none by the order within a reply."""
+        """Whether an item belongs to this message: by its id, or without one by the order within a reply."""
         if draft is not None and self._draft is not None:
             return draft == self._draft and (place == _CALL or place not in self._places)
         return place > self._places[-1] or place == self._places[-1] != _TEXT
 
     def refer(self, item_id: ItemId, place: int) -> None:
-        """Take an item that is only named: the gateway knows what it says."""
+        """Add an item that is only referred to; the gateway knows its content."""
         self._places.append(place)
         self.message.setdefault(REFERENCES, []).append(item_id.part)
 
@@ -217,7 +217,7 @@ class _ReplyItems:
     def _add_reasoning(self, item: Fields) -> None:
         text = _reasoning(item)
         if text is None:
-            # Another server's secret: the model cannot read it, and it is kept as it came.
+            # Encrypted by another server: the model cannot read it, and it is kept unchanged.
             self.message["encrypted_content"] = item.maybe_text("encrypted_content")
             return
         before = self.message.get("reasoning_content")
@@ -225,7 +225,7 @@ class _ReplyItems:
 
 
 def _reasoning(item: Fields) -> str | None:
-    """A reasoning item's text, in the fullest form that came back; None: there is only an encrypted one."""
+    """A reasoning item's text, in the fullest form that came back, or None if it is encrypted."""
     texts = [part.text("text") for part in item.maybe_objects("content") or ()]
     if texts:
         return "\n".join(texts)
@@ -247,8 +247,8 @@ def _call(item: Fields) -> dict[str, Any]:
 
 
 def _output(item: Fields, call_ids: dict[str, str]) -> dict[str, Any]:
-    """What a tool of OpenAI's gave that the client ran."""
-    # The output of a local shell has no call_id, and the call's id, or its item's, as its own.
+    """The message for the output of an OpenAI tool that the client ran."""
+    # The output of a local shell has no call_id; its id is that of the call, or of the call's item.
     call_id = item.maybe_text("call_id") or item.text("id")
     message = {"role": "tool", "tool_call_id": call_ids.get(call_id, call_id), "content": read_output(item)}
     item.skip("type", "status", "id")
@@ -272,7 +272,7 @@ def _other(item: Fields, kind: str) -> dict[str, Any]:
 
 
 def _other_fields(item: Fields, *taken: str) -> dict[str, Any]:
-    """The unread fields, which are kept. None may have the name of a part of the message."""
+    """The unread fields, which are kept. Raises BadRequest for one that has the name of a field of the message."""
     for name in item.unread():
         if name in taken:
             item.refuse(name, "leave it out: an item of this type has no such field")

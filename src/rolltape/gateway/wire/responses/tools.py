@@ -1,6 +1,6 @@
 """Tools of Responses that OpenAI defines and clients run: `local_shell`, `shell`, `apply_patch`.
 
-The model is offered a function. Its calls go out as items of the tool's own type, and come back as such.
+The model is offered a function. Its calls are sent as items of the tool's own type, and come back as such items.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ _MILLISECONDS: dict[str, Any] = {"type": "integer", "description": "Time limit i
 
 
 class ClientTool(msgspec.Struct, frozen=True, kw_only=True):
-    """One of these tools. A call's arguments are in the field `holder` of its item."""
+    """One of these tools. The field `holder` of a call's item has the arguments."""
 
     name: str
     description: str
     properties: dict[str, dict[str, Any]]  # required ones first
-    required: int  # how many are
+    required: int  # the number of required ones
     holder: str
     id_prefix: str
     added: dict[str, Any] = {}  # fields of the holder that the model does not write
@@ -85,7 +85,7 @@ ID_PREFIXES = tuple(tool.id_prefix for tool in _ALL)
 
 
 def is_run_by_client(tool: Fields) -> bool:
-    """Whether a tool is one of these; a shell in a container is OpenAI's."""
+    """Whether a tool is one of these. OpenAI itself runs a shell in a container."""
     if tool.text("type") not in CLIENT_TOOLS:
         return False
     environment = tool.maybe_object("environment")
@@ -103,7 +103,7 @@ def as_function(tool: Fields) -> dict[str, Any]:
 
 
 def call_fields(name: str, arguments: str) -> dict[str, Any] | None:
-    """The fields of a call's item; None: the arguments do not fit, and the call goes out as one of a function."""
+    """The fields of a call's item, or None if the arguments do not fit; the call is then sent as a function call."""
     tool, value = CLIENT_TOOLS[name], parse_arguments(arguments)
     if value is None or not all(_fits(value, field, schema) for field, schema in tool.properties.items()):
         return None
@@ -134,7 +134,7 @@ def read_call(item: Fields) -> dict[str, Any]:
 
 
 def read_output(item: Fields) -> str:
-    """What the model reads of an output."""
+    """The text of an output for the model."""
     if isinstance(text := item.get("output"), str):
         said = text
     else:
@@ -144,7 +144,7 @@ def read_output(item: Fields) -> str:
 
 
 def _shell_output(chunk: Fields) -> str:
-    """Standard output, standard error, and how it ended."""
+    """Standard output, standard error, and the exit status."""
     outcome = chunk.maybe_object("outcome")
     ended = "" if outcome is None else _outcome(outcome)
     parts = (chunk.maybe_text("stdout") or "", chunk.maybe_text("stderr") or "", ended)
