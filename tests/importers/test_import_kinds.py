@@ -114,6 +114,13 @@ def test_verifiers_episodes_give_a_turn_for_each_sampled_message(tmp_path: Path)
     assert sorted(trained(rollout)) == [[10, 11], [12, 11]]
 
 
+def test_rewards_of_one_name_in_several_verifiers_traces_add_up(tmp_path: Path) -> None:
+    traces = [trace(), {**trace(), "id": "trace-2", "rewards": {"correct": {"score": 0.5, "weight": 1.0}}}]
+    imported("verifiers", write_lines(tmp_path / "traces.jsonl", [episode(traces=traces)]), tmp_path / "run")
+    outcome = only(tmp_path / "run").outcome
+    assert (outcome.reward, outcome.reward_terms) == (2.5, {"correct": 2.5})
+
+
 def test_a_verifiers_episode_that_broke_is_failed_with_its_error(tmp_path: Path) -> None:
     error = {"type": "ProviderError", "message": "no route"}
     imported("verifiers", write_lines(tmp_path / "t.jsonl", [episode(ok=False, errors=[error])]), tmp_path / "run")

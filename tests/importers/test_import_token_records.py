@@ -95,6 +95,14 @@ def test_the_same_export_twice_and_another_of_the_step_add_up(cli: Cli, export: 
     assert len({record.sample for record in records}) == len(records) == 4
 
 
+def test_the_step_is_the_runs_where_a_trainer_of_several_runs_counts_its_own(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    file = written(tmp_path / "rank_0.jsonl", line(0, [1, 4, 13], [0, 0, 1], step=40, export_step=7))
+    cli("import", "prime-rl", file, run)
+    assert [one.head.step for one in rolltape.read(run).rollouts()] == [7]
+    assert [one.step for one in read_tokens(run)] == [7]
+
+
 def test_lines_without_what_the_trainer_computed_are_imported_without_token_records(cli: Cli, tmp_path: Path) -> None:
     bare = line(0, [1, 4, 13], [0, 0, 1])
     del bare["trainer_logprobs"]

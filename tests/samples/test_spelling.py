@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rolltape.records.rollout import Session, SessionHead
-from rolltape.samples.spelling import Spellings, spell_at, spelled, speller, token_texts
+from rolltape.samples.spelling import Spellings, spell_at, spelled, speller, token_texts, vocabulary_at
 
 TINY = Path(__file__).parents[2] / "src" / "rolltape" / "tiny" / "models" / "tiny"
 
@@ -86,3 +86,13 @@ def test_a_file_that_is_no_tokenizer_spells_nothing(tmp_path: Path) -> None:
     assert spell_at([str(tmp_path)]) is None
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
         speller(tmp_path / "tokenizer.json")
+
+
+def test_a_damaged_tokenizer_in_one_place_is_passed_over_for_a_sound_one(tmp_path: Path) -> None:
+    damaged, sound = tmp_path / "damaged.json", tmp_path / "sound.json"
+    damaged.write_text("{")
+    Tokenizer(models.WordLevel({"hello": 0, "?": 1}, unk_token="?")).save(str(sound))
+    spell = spell_at([str(damaged), str(sound)])
+    assert spell is not None
+    assert spell(0) == b"hello"
+    assert vocabulary_at([str(damaged), str(sound)]) == 2

@@ -1,11 +1,12 @@
 """The text of token ids, by the tokenizer that a session names or one that is given; a sample as one readable line."""
 
 import codecs
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from rolltape.records.turn import Ids
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+T = TypeVar("T")
 Spell = Callable[[int], bytes]  # an id → its bytes, which need not be whole characters
 
 PART = "⋯"  # shown for a token that ends inside a character; the last token of the character shows it
@@ -41,25 +43,22 @@ class Spellings:
 
 
 def spell_at(places: Iterable[str]) -> Spell | None:
-    """The function that spells ids by the first tokenizer found at these files or folders, or None if there is none
-    or it cannot be read."""
-    for place in places:
-        file = tokenizer_in(Path(place))
-        if file is not None:
-            try:
-                return speller(file)
-            except ValueError:
-                return None
-    return None
+    """The function that spells ids by the first readable tokenizer at these files or folders, or None."""
+    return _first_readable(places, speller)
 
 
 def vocabulary_at(places: Iterable[str]) -> int | None:
-    """One more than the largest id of the first tokenizer found at these places, or None if there is none."""
-    file = next((file for place in places if (file := tokenizer_in(Path(place))) is not None), None)
-    try:
-        return None if file is None else _vocabulary(file, file.stat().st_mtime_ns)
-    except ValueError:
-        return None
+    """One more than the largest id of the first readable tokenizer at these places, or None."""
+    return _first_readable(places, lambda file: _vocabulary(file, file.stat().st_mtime_ns))
+
+
+def _first_readable(places: Iterable[str], read: Callable[[Path], T]) -> T | None:
+    for place in places:
+        file = tokenizer_in(Path(place))
+        if file is not None:
+            with contextlib.suppress(ValueError):
+                return read(file)
+    return None
 
 
 def tokenizer_in(path: Path) -> Path | None:

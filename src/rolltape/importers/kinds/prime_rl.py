@@ -43,7 +43,8 @@ def find(path: Path, options: ImportOptions) -> Found:
 def _rollout(
     row: Mapping[str, Any], where: str, traces: Mapping[tuple[int, ...], ImportedRollout], options: ImportOptions
 ) -> ImportedRollout:
-    step = options.step if options.step is not None else row["step"]
+    # A trainer that serves several runs counts its own steps in `step`.
+    step = options.step if options.step is not None else row.get("export_step", row["step"])
     place = "-".join(str(row.get(name, 0)) for name in ("step", "rank", "export_sequence_idx"))
     advantage = next(
         (value for value, trained in zip(row["advantages"], row["loss_mask"], strict=True) if trained), None

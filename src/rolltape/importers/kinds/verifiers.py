@@ -56,13 +56,13 @@ def _episode(row: Mapping[str, Any], where: str, options: ImportOptions) -> Impo
     failed = f"{errors[-1]['type']}: {errors[-1]['message']}" if errors and not row.get("ok") else None
     if not made and failed is None:
         raise ImportFileError(f"{where}: no trace of it has a message")
-    terms = {
-        name: float(reward["score"]) * float(reward.get("weight", 1.0))
-        for trace in traces
-        if (trace.get("agent") or {}).get("trainable", True)
-        for name, reward in (trace.get("rewards") or {}).items()
-        if reward is not None
-    }
+    terms: dict[str, float] = {}
+    for trace in traces:
+        if (trace.get("agent") or {}).get("trainable", True):
+            for name, reward in (trace.get("rewards") or {}).items():
+                if reward is not None:  # several traces may have a reward of one name
+                    worth = float(reward["score"]) * float(reward.get("weight", 1.0))
+                    terms[name] = terms.get(name, 0.0) + worth
     data = task.get("data") or {}
     work = ((row.get("run") or {}).get("work")) or {}
     own_task = next((data[name] for name in ("id", "name", "idx") if data.get(name) is not None), task.get("key"))
