@@ -204,8 +204,8 @@ class Rig:
         return [turn for rollout in rolltape.read(self.run).rollouts() for turn in rollout.turns]
 
 
-async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Wait until something holds."""
+async def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> None:
+    """Wait until something holds. The limit is for what never holds: a busy machine may take long."""
     async with asyncio.timeout(within_s):
         while not holds():
             await asyncio.sleep(0.005)
