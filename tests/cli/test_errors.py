@@ -160,6 +160,24 @@ def test_wrong_usage_names_the_flag(cli: Cli, run: Path, arguments: list[str], n
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ls"], "Missing argument 'RUN'; see `rolltape ls --help`"),
+        (["ls", "a", "b"], "Got unexpected extra argument(s) (b); see `rolltape ls --help`"),
+        (["ls", "a", "--status", "failed"], "; see `rolltape ls --help`"),
+        (["frobnicate"], "No such command 'frobnicate'; see `rolltape --help`"),
+        (["--frobnicate"], "No such option: --frobnicate; see `rolltape --help`"),
+        (["lss"], "No such command 'lss'. Did you mean 'ls'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_says_where_the_help_is(cli: Cli, arguments: list[str], said: str) -> None:
+    result = cli(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.endswith(f"{said}\n")
+
+
 @pytest.mark.parametrize("command", ["score", "tag", "note"])
 def test_a_turn_that_cannot_be_one_is_named_with_its_flag(cli: Cli, run: Path, rollout_id: str, command: str) -> None:
     result = cli(command, run, rollout_id, "1", "--turn", "x")
