@@ -140,6 +140,18 @@ def test_an_error_in_a_trace_is_whole_on_a_narrow_terminal(tmp_path: Path) -> No
     assert why in " ".join(" ".join(line.split()) for line in printed)
 
 
+def test_what_comes_after_a_collection_is_whole_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.jsonl").write_text('{"id": "a-task-with-a-long-name", "prompt": "What is 2 + 2?", "answer": 5}\n')
+    printed = STYLE.sub("", on_terminal("collect", "tasks.jsonl", "--group-size", 1, columns=70, errors=False))
+    lines = printed[printed.index("rolltape ls") :].splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith("rolltape")][1].startswith("rolltape trace")
+    assert max(map(len, lines)) <= 70
+    assert "showsthelowestreward(a-task-with-a-long-name:0)" in "".join(printed.split())
+
+
 def test_a_query_keeps_ids_whole_on_a_terminal(run: Path, rollout_id: str) -> None:
     sql = "SELECT rollout, repeat('long ', 40) AS text FROM rollouts ORDER BY attempt"
     header, first, _ = STYLE.sub("", on_terminal("query", run, sql, columns=60)).splitlines()

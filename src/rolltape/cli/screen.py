@@ -82,10 +82,11 @@ def print_preview(text: str, style: str = "") -> None:
 def print_hanging(mark: str, style: str, lead: str, text: str, text_style: str = "") -> None:
     """Print a mark in a style, a lead, and text that wraps on a terminal, its lines under each other."""
     width = terminal_width()
+    lead = visible(lead)
     indent = cell_width(mark) + cell_width(lead)
     shown = visible(text)
     room = max((width or 0) - indent, _SHORTEST_TEXT * 4)
-    lines = [shown] if width is None else _wrapped(shown, room)
+    lines = [shown] if width is None else _wrapped(shown, room, cut_words=True)
     for at, line in enumerate(lines):
         before = " " * indent if at else f"{_styled(mark, style)}{lead}"
         sys.stdout.write(f"{before}{_styled(line, text_style)}".rstrip() + "\n")
@@ -179,8 +180,8 @@ def _uses_color() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False) or [""]
+def _wrapped(text: str, width: int, *, cut_words: bool = False) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=cut_words) or [""]
 
 
 def _styled(text: str, style: str) -> str:
