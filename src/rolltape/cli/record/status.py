@@ -62,7 +62,9 @@ def _fetch_status(url: str, admin_key: str | None) -> dict[str, Any]:
             raise UsageError(f"{url}: the gateway requires its admin key; give it with --admin-key") from None
         raise UsageError(f"{url}: the server there is not a gateway; /status answered {error.code}") from None
     except (URLError, TimeoutError, OSError) as error:
-        raise UsageError(f"{url}: no gateway answers ({getattr(error, 'reason', error)})") from None
+        reason = getattr(error, "reason", error)
+        why = getattr(reason, "strerror", None) or reason
+        raise UsageError(f"{url}: no gateway answers ({why}); start one there, or give another address") from None
     except ValueError:
         raise UsageError(f"{url}: the server there is not a gateway; /status answered no JSON") from None
     return answer
