@@ -30,7 +30,7 @@ class Witness(NamedTuple):
 
 
 def check(rollout: Rollout, samples: Sequence[Sample], ledger: Ledger) -> None:
-    """Assert invariants 1 to 4 of the design over one rollout's samples and ledger."""
+    """Assert over one rollout's samples and ledger: faithful, aligned, trained at most once, conserved."""
     turns = {turn.id: turn for turn in rollout.turns}
     sampled = dict(_sampled_tokens(turns.values()))
     trained: list[Place] = []

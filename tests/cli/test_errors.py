@@ -103,6 +103,13 @@ def test_a_damaged_run_gives_what_can_be_read_and_says_so(cli: Cli, run: Path) -
     assert summary["breaches"] == len(breaches) > 0
 
 
+@pytest.mark.parametrize("command", [["seal"], ["prune", "--step", "1", "--yes"]], ids=["seal", "prune"])
+def test_a_command_that_changes_files_refuses_a_url(cli: Cli, run: Path, command: list[str]) -> None:
+    url = f"file://{run}"
+    said = f"rolltape: RUN {url}: a URL; give the run directory itself, whose files this command changes\n"
+    assert cli(*on(command, url)) == (2, "", said)
+
+
 def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
     cli("seal", run)
     shard = max((run / "shards").rglob("*.parquet"), key=lambda file: file.stat().st_size)
@@ -145,6 +152,7 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["query", "SELECT nothing FROM rollouts"], "SQL: Binder Error"),
         (["query", "SELECT * FROM tokens"], "SQL: Catalog Error: Table with name tokens does not exist!"),
         (["prune"], "nothing to prune; give --before-step, --step, or --side-array"),
+        (["push", "--to", "x.jsonl", "--view-url", "foo"], "--view-url foo: not a URL"),
         (["filter", "--reject", "rules"], "--reject: rules names no function"),
         (["ls", "--step", "x"], "'--step': 'x' should be a valid integer\n"),
         (["ls", "--limit=0"], "'--limit': '0' should be greater than or equal to 1\n"),
@@ -158,6 +166,24 @@ def test_wrong_usage_names_the_flag(cli: Cli, run: Path, arguments: list[str], n
     assert named in result.err
     assert result.err.startswith("rolltape: ")
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ls"], "Missing argument 'RUN'; see `rolltape ls --help`"),
+        (["ls", "a", "b"], "Got unexpected extra argument(s) (b); see `rolltape ls --help`"),
+        (["ls", "a", "--status", "failed"], "; see `rolltape ls --help`"),
+        (["frobnicate"], "No such command 'frobnicate'; see `rolltape --help`"),
+        (["--frobnicate"], "No such option: --frobnicate; see `rolltape --help`"),
+        (["lss"], "No such command 'lss'. Did you mean 'ls'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_says_where_the_help_is(cli: Cli, arguments: list[str], said: str) -> None:
+    result = cli(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.endswith(f"{said}\n")
 
 
 @pytest.mark.parametrize("command", ["score", "tag", "note"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,16 @@ def test_a_full_disk_is_one_line(run: Path, rollout_id: str, verb: str, unbuffer
     os.close(full)
     said = b"rolltape: the output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (4, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+@pytest.mark.parametrize("verb", ["--help", "ls", "show"])
+def test_a_closed_output_is_no_error(run: Path, rollout_id: str, verb: str, closed: str) -> None:
+    command = shlex.join([sys.executable, "-m", "rolltape", *arguments(verb, run, rollout_id)])
+    done = subprocess.run(f"{command} {closed}", shell=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) == (closed != ">&-")
 
 
 @pytest.mark.slow

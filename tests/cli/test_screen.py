@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+import rolltape
 from commands import STYLE, Cli, on_terminal
 from rolltape.cli.app import STAGES, app
 from rolltape.cli.examples import EXAMPLES
@@ -111,6 +112,44 @@ def test_a_narrow_terminal_is_told_what_is_missing(run: Path) -> None:
     assert printed[0].split() == ["rollout", "step", "task", "status", "reward"]
     missing = "rolltape: columns left out to fit: try, attempt, turns, sampled; use a wider terminal, a pipe, or --json"
     assert missing in printed
+
+
+def test_the_verdict_of_a_check_is_whole_on_a_narrow_terminal(run: Path) -> None:
+    printed = STYLE.sub("", on_terminal("check", run, columns=40, errors=False))
+    assert printed.splitlines()[-3:] == [
+        "2 rollouts, 3 turns, 5 sampled tokens",
+        "checked under exact, keep-head, slime:",
+        "no breaches",
+    ]
+
+
+def test_an_error_in_a_trace_is_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
+    why = "the engine closed the connection after 12 of 40 tokens, and no other engine is up"
+    with rolltape.open(tmp_path / "exp") as tape, tape.rollout(task_id="t") as rollout:
+        rollout.session().record_turn(
+            prompt_messages=[{"role": "user", "content": "fix " * 20}],
+            prompt_ids=[1],
+            sampled_ids=[],
+            finish="error",
+            error=why,
+        )
+        rollout.fail(why)
+    printed = STYLE.sub("", on_terminal("trace", tmp_path / "exp", columns=40, errors=False)).splitlines()
+    (preview,) = (line for line in printed if line.startswith("  user:"))
+    assert (len(preview), preview[-1]) == (40, "…")
+    assert why in " ".join(" ".join(line.split()) for line in printed)
+
+
+def test_what_comes_after_a_collection_is_whole_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.jsonl").write_text('{"id": "a-task-with-a-long-name", "prompt": "What is 2 + 2?", "answer": 5}\n')
+    printed = STYLE.sub("", on_terminal("collect", "tasks.jsonl", "--group-size", 1, columns=70, errors=False))
+    lines = printed[printed.index("rolltape ls") :].splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith("rolltape")][1].startswith("rolltape trace")
+    assert max(map(len, lines)) <= 70
+    assert "showsthelowestreward(a-task-with-a-long-name:0)" in "".join(printed.split())
 
 
 def test_a_query_keeps_ids_whole_on_a_terminal(run: Path, rollout_id: str) -> None:

@@ -88,12 +88,14 @@ def test_a_run_of_ones_own_in_the_place_of_the_demo_stays(
 def test_commands_that_come_next_are_commands(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the demo ends with, with the shipped model in the place of an engine, and nothing run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.jsonl").write_text(NEXT[NEXT.index("{") :] + "\n")
-    lines = re.findall(r"^Your \w+: +rolltape (.*)$", NEXT, re.MULTILINE)
-    assert [line.split()[0] for line in lines] == ["doctor", "collect", "collect"]
-    _, tasks, agent = (line.replace("vllm:http://127.0.0.1:8000 --model FOLDER", "tiny").split() for line in lines)
-    agent[-1] += ":/bin/true"
-    for words in (tasks, agent):
+    assert max(map(len, NEXT.splitlines())) <= 80
+    (task,) = re.findall(r"a line is (\{.*\})\.$", NEXT, re.MULTILINE)
+    (tmp_path / "tasks.jsonl").write_text(f"{task}\n")
+    lines = re.findall(r"^  rolltape (.*)$", NEXT.replace("\\\n", ""), re.MULTILINE)
+    own = [line.replace("vllm:http://127.0.0.1:8000 --model FOLDER", "tiny").split() for line in lines]
+    assert [words[0] for words in own] == ["collect", "doctor", "collect", "collect"]
+    own[-1][own[-1].index("claude-code")] += ":/bin/true"
+    for words in (own[0], *own[2:]):
         planned = cli(*words, "--dry-run")
         assert planned.code == 0, planned.err
         assert "What is 2 + 2?" in planned.out
@@ -106,6 +108,9 @@ def test_example_tasks_and_the_scripted_session_are_written(cli: Cli, tmp_path: 
     again = cli("demo", "--tasks", tmp_path / "tasks")
     assert again.code == 2
     assert "exists; name another folder, or remove it" in again.err
+    taken = cli("demo", "--tasks", tmp_path / "tasks" / "game.jsonl")
+    assert taken.code == 4
+    assert "game.jsonl: cannot be written: File exists; name another folder" in taken.err
     recorded = cli("demo", "--scripted", tmp_path / "scripted")
     assert recorded.code == 0, recorded.err
     assert [one.head.task_id for one in rollouts(tmp_path / "scripted")] == ["fix-parser"] * 2

@@ -103,6 +103,22 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+# Packages that come with the plain install, and the extra or the package that brings others.
+PLAIN = {*sys.stdlib_module_names, "rolltape", "aiohttp", "msgspec", "numpy", "openai", "my_module"}
+BROUGHT_BY = {"duckdb": "query", "google": "google-genai", "anthropic": "clients", "pyarrow": "parquet"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of_page)
+def test_a_page_says_what_its_python_needs_beyond_the_plain_install(page: Path) -> None:
+    text = page.read_text()
+    for block in FENCE.finditer(text):
+        if block[1] == "python":
+            roots = set(re.findall(r"^(?:from|import) (\w+)", block[2], re.MULTILINE))
+            for name in (BROUGHT_BY.get(root, root) for root in roots - PLAIN):
+                needs = rf"(?:needs?\b|extras?\b|pip install\b|rolltape\[)[^.]*?\b{name}\b"
+                assert re.search(needs, text[: block.start()]), f"{name} is not named before it is used"
+
+
 def test_every_exported_column_is_described() -> None:
     cells = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "reference" / "export.md").read_text(), re.MULTILINE)
     described = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}

@@ -105,9 +105,9 @@ async def test_the_command_shows_the_figures_within_the_terminal(
 async def test_the_command_says_what_is_wrong_in_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with rig(run, admin_key="k") as it:
         for arguments, says in (
-            (["status", it.gateway.url], "401"),
-            (["status", it.gateway.url, "--admin-key", "wrong"], "401"),
-            (["status", it.engine.url], "404"),
+            (["status", it.gateway.url], "requires its admin key; give it with --admin-key"),
+            (["status", it.gateway.url, "--admin-key", "wrong"], "requires its admin key"),
+            (["status", it.engine.url], "the server there is not a gateway; /status answered 404"),
             (["status", "http://127.0.0.1:9"], "no gateway answers"),
             (["status", "nowhere"], "no gateway of yours records there"),
         ):

@@ -240,6 +240,7 @@ def test_a_port_in_use_is_told_in_a_line(run: Path, capsys: pytest.CaptureFixtur
         (["--model", "/nowhere"], "/nowhere"),
         (["--host", "0.0.0.0"], "--admin-key"),
         (["--host", "0.0.0.0", "--admin-key", "k", "--open"], "open gateway"),
+        (["--public-url", "foo"], "--public-url foo: not a URL"),
         (["--force", "warmth=1"], "warmth"),
         (["--force", "temperature=hot"], "temperature"),
         (["--force", "temperature=-1"], "temperature"),

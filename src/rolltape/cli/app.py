@@ -12,6 +12,7 @@ from collections import UserDict
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -179,7 +180,7 @@ def _root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. An error is one line on standard error."""
     try:
-        _escape_unencodable_characters()
+        _prepare_streams()
         code = _invoke(arguments)
         sys.stdout.flush()
     except RolltapeError as error:
@@ -230,17 +231,24 @@ def _invoke(arguments: Sequence[str]) -> int:
 
 
 def _describe_usage_error(error: Exception, arguments: Sequence[str]) -> str:
-    """The parser's message, with the refused value, which it does not always name."""
+    """The parser's message, with the refused value, which it does not always name, and where the help is."""
     shown = _PARSER_WORDS.sub("", error.format_message() if hasattr(error, "format_message") else str(error))
     flags = getattr(getattr(error, "param", None), "opts", ())
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         flag, equals, attached = word.partition("=")
         if flag in flags:
-            return shown.replace("Input should", f"{(attached if equals else following)!r} should")
-    return shown
+            shown = shown.replace("Input should", f"{(attached if equals else following)!r} should")
+            break
+    if shown.startswith("Invalid value") or shown.endswith("?"):  # it says what is valid, or what may be meant
+        return shown
+    known = any(arguments[:1] == [name] for names in STAGES.values() for name in names)
+    return f"{shown.removesuffix('.')}; see `rolltape {f'{arguments[0]} ' if known else ''}--help`"
 
 
-def _escape_unencodable_characters() -> None:
+def _prepare_streams() -> None:
+    """Discard what is printed to a closed output (`>&-`); escape characters that an output's encoding lacks."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - they are open until the process ends
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rolltape.tape.run import RolloutRow
 
 RunArgument = Annotated[str, argument("RUN", "Run directory, or URL of published shards.")]
+RunFolderArgument = Annotated[str, argument("RUN", "Run directory.")]
 RolloutArgument = Annotated[
     str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix; not needed if the run has one rollout.")
 ]
@@ -138,6 +139,12 @@ def require_key(host: str, key: str | None, flag: str) -> None:
 
     if not is_loopback(host) and not key:
         raise UsageError(f"--host {host}: not a loopback address, so anyone could connect; give {flag} as well")
+
+
+def require_url(flag: str, url: str | None) -> None:
+    """Refuse what is not the address of a web server."""
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise UsageError(f"{flag} {url}: not a URL; give one like http://127.0.0.1:8400")
 
 
 def request_limit(flags: str, at_once: int | None, per_minute: float | None) -> "RequestLimit | None":

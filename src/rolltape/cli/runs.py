@@ -32,6 +32,13 @@ def open_run(path: str) -> OpenedRun:
     return _list_rollouts(rolltape.read(path), path)
 
 
+def open_run_folder(path: str) -> OpenedRun:
+    """As `open_run`, for a command that changes the files of a run."""
+    if "://" in path:
+        raise UsageError(f"RUN {path}: a URL; give the run directory itself, whose files this command changes")
+    return open_run(path)
+
+
 @contextmanager
 def open_snapshot(path: str) -> Iterator[OpenedRun]:
     """Like `open_run`, but everything read within the block is of the same moment."""

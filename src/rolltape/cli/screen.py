@@ -62,24 +62,31 @@ def print_table(
 
 
 def print_line(text: str, style: str = "") -> None:
-    """Print a line, cut at the terminal's edge; a pipe gets the whole line."""
+    """Print a line, wrapped between words on a terminal."""
     width = terminal_width()
-    shown = visible(text) if width is None else shorten(visible(text), width)
-    sys.stdout.write(f"{_styled(shown, style)}\n")
+    for line in [visible(text)] if width is None else _wrapped(visible(text), width):
+        print_long(line, style)
 
 
 def print_long(text: str, style: str = "") -> None:
-    """Print a line that the terminal may wrap."""
+    """Print a line in one piece, such as a command or a path that users copy."""
     sys.stdout.write(f"{_styled(visible(text), style)}\n")
+
+
+def print_preview(text: str, style: str = "") -> None:
+    """Print a line of recorded text, cut at the terminal's edge; a pipe gets the whole line."""
+    width = terminal_width()
+    print_long(text if width is None else shorten(visible(text), width), style)
 
 
 def print_hanging(mark: str, style: str, lead: str, text: str, text_style: str = "") -> None:
     """Print a mark in a style, a lead, and text that wraps on a terminal, its lines under each other."""
     width = terminal_width()
+    lead = visible(lead)
     indent = cell_width(mark) + cell_width(lead)
     shown = visible(text)
     room = max((width or 0) - indent, _SHORTEST_TEXT * 4)
-    lines = [shown] if width is None else textwrap.wrap(shown, room, break_on_hyphens=False) or [""]
+    lines = [shown] if width is None else _wrapped(shown, room, cut_words=True)
     for at, line in enumerate(lines):
         before = " " * indent if at else f"{_styled(mark, style)}{lead}"
         sys.stdout.write(f"{before}{_styled(line, text_style)}".rstrip() + "\n")
@@ -171,6 +178,10 @@ def color_system() -> "ColorSystem | None":
 
 def _uses_color() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _wrapped(text: str, width: int, *, cut_words: bool = False) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=cut_words) or [""]
 
 
 def _styled(text: str, style: str) -> str:

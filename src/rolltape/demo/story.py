@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rolltape
 from rolltape.demo.learning import TASKS, learn
-from rolltape.errors import UsageError
+from rolltape.errors import TapeWriteError, UsageError
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.records.rollout import Rollout
 from rolltape.tree import forks_of, tree_of
@@ -20,15 +20,26 @@ PLACE = Path("runs/demo")  # the demo's own folder, which it replaces
 STEPS, GROUP_SIZE = 6, 6
 
 _INTRODUCTION = f"""\
-The model that ships with Rolltape (5.8 million parameters) answers sums, with a calculator for one, and guesses a
-number. A right answer is worth a quarter, and 1 in a sentence: "The answer is 85.". Each of five tasks is attempted
-{GROUP_SIZE} times a step, through the gateway. A trainer in numpy learns from the samples and returns its weights."""
+The model that ships with Rolltape (5.8 million parameters) answers sums, with a
+calculator for one, and guesses a number. A right answer is worth a quarter, and
+1 in a sentence: "The answer is 85.". Each of five tasks is attempted {GROUP_SIZE} times a
+step, through the gateway. A trainer in numpy learns from the samples and
+returns its weights."""
 
 NEXT = """\
-Your engine:  rolltape doctor --engine vllm:http://127.0.0.1:8000 --model FOLDER
-Your tasks:   rolltape collect tasks.jsonl --engine vllm:http://127.0.0.1:8000 --model FOLDER
-Your agent:   rolltape collect tasks.jsonl --engine vllm:http://127.0.0.1:8000 --model FOLDER --agent claude-code
-SGLang is sglang:URL. A line of tasks.jsonl: {"id": "t1", "prompt": "What is 2 + 2?", "answer": 4}"""
+Your tasks: a line is {"id": "t1", "prompt": "What is 2 + 2?", "answer": 4}.
+  rolltape collect tasks.jsonl --run runs/tasks
+
+Your engine: SGLang is sglang:URL. FOLDER has the model, or only its tokenizer.
+  rolltape doctor --engine vllm:http://127.0.0.1:8000 --model FOLDER
+  rolltape collect tasks.jsonl --run runs/engine \\
+      --engine vllm:http://127.0.0.1:8000 --model FOLDER
+
+Your agent:
+  rolltape collect tasks.jsonl --run runs/agent --agent claude-code \\
+      --engine vllm:http://127.0.0.1:8000 --model FOLDER
+
+docs/quickstart.md in the repository continues from here."""
 
 Command = Callable[[Sequence[str]], int]
 
@@ -47,7 +58,12 @@ def make_room(path: Path) -> None:
         return
     if path != PLACE or not _is_of_demo(path):
         raise UsageError(f"{path} exists; name a folder that does not, or remove it")
-    shutil.rmtree(path)
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise TapeWriteError(
+            f"{path}: the last demo cannot be removed: {error.strerror}; name another folder"
+        ) from None
 
 
 def _is_of_demo(path: Path) -> bool:
@@ -102,8 +118,9 @@ def _show(path: Path, command: Command) -> None:
     forked = _forked_rollout(rollouts)
     _heading(
         "A tree",
-        "The chat template leaves the thoughts of earlier turns out, so a prompt departs from the ids that were\n"
-        "sampled. The tree says where, and why; each turn becomes a sample of its own.",
+        "The chat template leaves the thoughts of earlier turns out, so a prompt departs\n"
+        "from the ids that were sampled. The tree shows where, and why. Each turn becomes\n"
+        "a sample of its own.",
     )
     shell("tree", path, forked)
     shell("samples", path, forked)
@@ -114,7 +131,7 @@ def _show(path: Path, command: Command) -> None:
     shell("check", path)
     _heading(
         "The trainer's view",
-        "The trainer computes in bfloat16, the engine in float32. These tokens differ most between the two.",
+        "The trainer computes in bfloat16, the engine in float32. These tokens differ most\nbetween the two.",
     )
     shell("tokens", path, "worst", "--limit", 3)
 

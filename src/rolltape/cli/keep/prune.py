@@ -7,16 +7,16 @@ import msgspec
 import typer
 
 import rolltape
-from rolltape.cli.options import DryRunOption, JsonOption, RunArgument
+from rolltape.cli.options import DryRunOption, JsonOption, RunFolderArgument
 from rolltape.cli.parameters import option
-from rolltape.cli.runs import open_run, report_problems
+from rolltape.cli.runs import open_run_folder, report_problems
 from rolltape.cli.screen import note, plural, print_json, print_line
 from rolltape.errors import UsageError
 from rolltape.tape.shards.prune import PruneReport
 
 
 def prune(
-    run: RunArgument,
+    run: RunFolderArgument,
     *,
     before_step: Annotated[int | None, option("--before-step N", "Rollouts of steps before this one.")] = None,
     step: Annotated[list[int] | None, option("--step N", "Rollouts of this step; repeatable.")] = None,
@@ -33,7 +33,7 @@ def prune(
     """
     if before_step is None and not step and side_array is None:
         raise UsageError("nothing to prune; give --before-step, --step, or --side-array")
-    tape = open_run(run)
+    tape = open_run_folder(run)
     steps = step or None
     report = rolltape.prune(run, before_step=before_step, steps=steps, side_array=side_array, dry_run=True)
     if not dry_run:

@@ -5,20 +5,20 @@ from typing import Annotated
 import msgspec
 
 import rolltape
-from rolltape.cli.options import JsonOption, RunArgument
+from rolltape.cli.options import JsonOption, RunFolderArgument
 from rolltape.cli.parameters import option
-from rolltape.cli.runs import open_run, report_problems
+from rolltape.cli.runs import open_run_folder, report_problems
 from rolltape.cli.screen import plural, print_json, print_line, progress
 
 
 def seal(
-    run: RunArgument,
+    run: RunFolderArgument,
     *,
     to: Annotated[str | None, option("--to URL", "Folder or fsspec URL (default: the run itself).")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Write finished rollouts as Parquet shards."""
-    tape = open_run(run)
+    tape = open_run_folder(run)
     with progress("sealing", len(tape.rows)) as advance:
         report = rolltape.seal(run, to, progress=lambda _done, _all: advance(1))
     if as_json:

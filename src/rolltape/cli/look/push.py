@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import rolltape
-from rolltape.cli.options import CutOptions, JsonOption, PolicyOption, RunArgument, StepOption
+from rolltape.cli.options import CutOptions, JsonOption, PolicyOption, RunArgument, StepOption, require_url
 from rolltape.cli.parameters import either, given_flags, option
 from rolltape.cli.runs import OpenedRun, no_match, open_run, report_problems
 from rolltape.cli.screen import note, number, plural, print_json, print_line
@@ -50,6 +50,7 @@ def push(
 ) -> int:
     """Send a run's metrics and traces to a tracker."""
     to = _current_form(to, project)
+    require_url("--view-url", view_url)
     tape = OpenedRun(rolltape.read(run), []) if follow else open_run(run)
     with _tracker(to, name or tape.run.name, tape.run.tape_index.file.folder) as tracker:
         pushing = Push(

@@ -5,7 +5,7 @@ from typing import Any
 
 from rolltape.cli.options import JsonOption, OneRollout, RunArgument, WholePromptsOption
 from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
-from rolltape.cli.screen import arrow, number, print_json, print_line
+from rolltape.cli.screen import arrow, number, print_json, print_line, print_preview
 from rolltape.records.ids import short_turn
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.trace import Trace, TraceStep
@@ -32,24 +32,25 @@ def trace(
         print_json(found.to_dict(whole_prompts=whole_prompts))
     else:
         print_line(title(rollout), style="bold")
-        for line, style in _lines(found, whole_prompts):
-            print_line(line, style=style)
+        _print_steps(found, whole_prompts)
     return report_problems(tape)
 
 
-def _lines(trace: Trace, whole_prompts: bool) -> Iterator[tuple[str, str]]:
+def _print_steps(trace: Trace, whole_prompts: bool) -> None:
     if trace.filtered is not None:
-        yield f"filtered: {trace.filtered}", "yellow"
+        print_line(f"filtered: {trace.filtered}", "yellow")
     for what in trace.pruned:
-        yield f"pruned: {what}", "yellow"
+        print_line(f"pruned: {what}", "yellow")
     for step in trace.steps:
-        yield _headline(step), "bold"
+        print_line(_headline(step), "bold")
         for line in _messages(trace, step, whole_prompts):
-            yield f"  {line}", ""
-        yield from _remarks(step)
+            print_preview(f"  {line}")
+        if step.error is not None:
+            print_line(f"  {arrow()} error: {step.error}")
+        _print_remarks(step)
     if trace.total_reward is not None:
-        yield reward_sum(trace), "bold"
-    yield from _remarks(trace)
+        print_line(reward_sum(trace), "bold")
+    _print_remarks(trace)
 
 
 def _headline(step: TraceStep) -> str:
@@ -76,13 +77,11 @@ def _messages(trace: Trace, step: TraceStep, whole_prompts: bool) -> Iterator[st
     if step.policy_response is not None:
         spoken = "role" in step.policy_response
         yield f"{arrow()} {message_line(step.policy_response) if spoken else _as_json(step.policy_response)}"
-    if step.error is not None:
-        yield f"{arrow()} error: {step.error}"
 
 
-def _remarks(described: Trace | TraceStep) -> Iterator[tuple[str, str]]:
+def _print_remarks(described: Trace | TraceStep) -> None:
     for name, text in remarks(described):
-        yield f"  {name}: {text}", "yellow" if name == NOT_RECORDED else ""
+        print_line(f"  {name}: {text}", "yellow" if name == NOT_RECORDED else "")
 
 
 def _as_json(value: Any) -> str:

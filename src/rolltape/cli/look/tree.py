@@ -7,7 +7,7 @@ import msgspec
 
 from rolltape.cli.options import JsonOption, OneRollout, RunArgument, TokenizerOption
 from rolltape.cli.runs import SelectedRollouts, excerpt, open_run, open_spellings, report_problems
-from rolltape.cli.screen import arrow, fold, plural, print_json, print_line, quoted, writes_unicode
+from rolltape.cli.screen import arrow, fold, plural, print_json, print_line, print_preview, quoted, writes_unicode
 from rolltape.records.fork import Difference, Fork
 from rolltape.records.rollout import Rollout, Session
 from rolltape.samples.facts import title
@@ -52,7 +52,7 @@ def draw_trees(rollout: Rollout, spellings: Spellings, *, full: bool = True) -> 
             f"session {session.ordinal}: {plural(len(session.turns), 'turn')}, {sampled}, {plural(len(forks), 'fork')}"
         )
         for line, style in _tree_lines(grown, forks, spellings.of(session), full=full):
-            print_line(line, style=style)
+            print_preview(line, style=style)
 
 
 class _Strokes(NamedTuple):

@@ -11,6 +11,7 @@ from rolltape.cli.options import (
     engine_option,
     request_limit,
     require_key,
+    require_url,
     sampling_option,
 )
 from rolltape.cli.parameters import argument, name_flags, option
@@ -204,6 +205,7 @@ def collect(
             "--sandbox none or --sandbox-network host"
         )
     require_key(host, admin_key, "--admin-key")
+    require_url("--public-url", public_url)
     if cluster is not None and cluster.engine is not None and engines.engine:
         raise UsageError("--engine: --ray-engine starts the engines; give one of them")
     capture, trace_fraction = _parse_traces(traces)

@@ -20,13 +20,13 @@ from rolltape.cli.screen import (
     note,
     number,
     plural,
+    print_hanging,
     print_json,
     print_line,
     print_long,
     print_rest,
     print_table,
     span,
-    terminal_width,
 )
 from rolltape.collect.collector import Launch
 from rolltape.collect.results import RolloutResult
@@ -274,7 +274,6 @@ def _print_next(tally: CollectionStats, run: Path, step: int, *, whole: bool) ->
         lines.append((f"rolltape score {run} --ungraded", f"grades {plural(tally.ungraded, 'rollout')} again"))
     if tally.failed or not whole:
         lines.append(("the same command with --resume", "runs what has not finished"))
-    width, room = max(len(command) for command, _ in lines), terminal_width()
+    width = max(len(command) for command, _ in lines)
     for command, what in lines:
-        line = f"{command:{width}}  {what}"
-        print_long(line if room is None or cell_width(line) <= room else command)
+        print_hanging("", "", f"{command:{width}}  ", what)

@@ -11,7 +11,7 @@ import msgspec
 
 from rolltape.cli.exits import Exit
 from rolltape.cli.record.collect_progress import LogProgress, open_progress, print_report
-from rolltape.cli.screen import note, print_json, print_line
+from rolltape.cli.screen import note, print_json, print_long
 from rolltape.collect.agents import agent_named, is_program
 from rolltape.collect.collector import Collector, Launch
 from rolltape.collect.dry_run import preview_attempts
@@ -105,7 +105,7 @@ def print_previews(settings: CollectSettings, run: Path, *, as_json: bool) -> Ex
             print_json(preview)
         else:
             for line in msgspec.json.format(encode_numbers(preview, "output"), indent=2).decode().splitlines():
-                print_line(line)
+                print_long(line)
     return Exit.OK
 
 

@@ -12,7 +12,7 @@ from rolltape.cli.app import run as rolltape_command
 from rolltape.cli.options import NoBrowserOption
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.screen import note, open_in_browser, print_long
-from rolltape.errors import UsageError
+from rolltape.errors import ExportError, UsageError
 
 
 def demo(
@@ -80,11 +80,14 @@ def _record_scripted(path: Path) -> int:
 def _write_tasks(folder: Path) -> int:
     from rolltape.demo import tasks
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(Path(tasks.__file__).parent.glob("*.jsonl")):
-        target = folder / file.name
-        if target.exists():
-            raise UsageError(f"{target} exists; name another folder, or remove it")
-        shutil.copy(file, target)
-        print_long(str(target))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(Path(tasks.__file__).parent.glob("*.jsonl")):
+            target = folder / file.name
+            if target.exists():
+                raise UsageError(f"{target} exists; name another folder, or remove it")
+            shutil.copy(file, target)
+            print_long(str(target))
+    except OSError as error:
+        raise ExportError(f"--tasks {folder}: cannot be written: {error.strerror}; name another folder") from None
     return 0

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from rolltape.cli.exits import Exit
-from rolltape.cli.options import EngineKeyOption, JsonOption, RendererOption, RetentionOption, engine_option
+from rolltape.cli.options import (
+    EngineKeyOption,
+    JsonOption,
+    RendererOption,
+    RetentionOption,
+    engine_option,
+    require_url,
+)
 from rolltape.cli.parameters import option
 from rolltape.cli.screen import arrow, plural, print_hanging, print_json, print_line
 from rolltape.errors import UsageError
@@ -86,8 +93,7 @@ def doctor(
     if gateway is not None:
         if engine or model or agent:
             raise UsageError("--gateway: a gateway is checked by itself; leave out --engine, --model, and --agent")
-        if not gateway.startswith(("http://", "https://")):
-            raise UsageError(f"--gateway: {gateway!r} is not a URL; give one like http://127.0.0.1:8400")
+        require_url("--gateway", gateway)
         return _report(check_gateway(gateway, key=key, model=gateway_model), _GATEWAY, as_json)
     if engine is None and model is None and agent is None:
         raise UsageError("nothing to check: give --engine, --model, --agent, or --gateway")

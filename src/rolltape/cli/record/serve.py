@@ -4,7 +4,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rolltape.cli.options import EngineOptions, HostOption, PortOption, engine_option, require_key, sampling_option
+from rolltape.cli.options import (
+    EngineOptions,
+    HostOption,
+    PortOption,
+    engine_option,
+    require_key,
+    require_url,
+    sampling_option,
+)
 from rolltape.cli.parameters import argument, option
 
 
@@ -68,6 +76,7 @@ def serve(
     from rolltape.gateway.settings import GatewaySettings, Patience
 
     require_key(host, admin_key, "--admin-key")
+    require_url("--public-url", public_url)
     settings = GatewaySettings(
         host=host,
         port=port,

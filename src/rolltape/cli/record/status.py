@@ -58,11 +58,15 @@ def _fetch_status(url: str, admin_key: str | None) -> dict[str, Any]:
         with urlopen(request, timeout=10) as response:
             answer: dict[str, Any] = json.load(response)
     except HTTPError as error:
-        raise UsageError(f"{url}: {error.code} {error.reason}; give the gateway's key with --admin-key") from None
+        if error.code in (401, 403):
+            raise UsageError(f"{url}: the gateway requires its admin key; give it with --admin-key") from None
+        raise UsageError(f"{url}: the server there is not a gateway; /status answered {error.code}") from None
     except (URLError, TimeoutError, OSError) as error:
-        raise UsageError(f"{url}: no gateway answers ({getattr(error, 'reason', error)})") from None
+        reason = getattr(error, "reason", error)
+        why = getattr(reason, "strerror", None) or reason
+        raise UsageError(f"{url}: no gateway answers ({why}); start one there, or give another address") from None
     except ValueError:
-        raise UsageError(f"{url}: the server there is not a gateway") from None
+        raise UsageError(f"{url}: the server there is not a gateway; /status answered no JSON") from None
     return answer
 
 
@@ -74,7 +78,7 @@ def _print(answer: dict[str, Any]) -> None:
     print_line(f"run {answer['run']}: {state}{weights}, up {span(answer['up_s'])}, model {answer['model']}", "bold")
 
     # Only `rolltape collect` starts agents, and can put them into a sandbox.
-    print_line("sandbox: a gateway has none; see docs/how-to/collect/sandbox.md")
+    print_line("sandbox: none for agents that you start; on this machine, they can read what you can read")
 
     def counted(name: str) -> str:
         return count(counts.get(name, 0))
