@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import rolltape
-from live_jobs import SUMS, function_engine, job, reply_ids
+from live_jobs import SUMS, function_engine, job, reply_ids, wait_until
 from rolltape.errors import CheckpointError, CollectError, GroupsError, TaskError
 from rolltape.gateway.engines.protocol import Generation
+from rolltape.groups.consumer import find_consumer
 from rolltape.integrations import FunctionEngine, LiveGroups
 from rolltape.integrations.steps import StepPositions
 from rolltape.records.rollout import Status
@@ -273,6 +274,34 @@ def test_a_task_of_a_request_that_was_cancelled_can_be_asked_for_again(tmp_path:
         go_on.set()
         (group,) = live.request(SUMS[:1], step=0).wait()
     assert (group.task_id, len(rolltape.read(tmp_path / "run").index())) == ("sum-1", 2)
+
+
+def test_a_group_that_is_taken_for_a_request_that_was_cancelled_is_given_to_the_next(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        consumer = find_consumer(live.tape, "trainer")
+        with consumer.lock:  # a stream looks for the group, and cannot go on
+            first = live.request(SUMS[:1], step=0)
+            wait_until(consumer.claim.is_taken)
+            first.cancel()
+        (group,) = live.request(SUMS[:1], step=0).wait()
+        group.done()
+
+
+def test_a_followed_group_that_is_taken_for_a_request_that_was_cancelled_is_given_to_the_next(tmp_path: Path) -> None:
+    with (
+        job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as filling,
+        LiveGroups(tmp_path / "run", consumer="other") as live,
+    ):
+        filling.request(SUMS[:1], step=0).wait()
+        consumer = find_consumer(live.tape, "other")
+        with consumer.lock:
+            first = live.request(SUMS[:1], step=0)
+            wait_until(consumer.claim.is_taken)
+            first.cancel()
+            with pytest.raises(GroupsError, match="cancelled"):
+                first.wait()
+        (group,) = live.request(SUMS[:1], step=0).wait()
+        group.done()
 
 
 def test_weights_for_a_run_that_no_gateway_fills_are_refused(tmp_path: Path) -> None:

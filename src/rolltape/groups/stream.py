@@ -98,8 +98,11 @@ class GroupStream:
         self._release = weakref.finalize(self, self._consumer.claim.release)
 
     def close(self) -> None:
-        """End the stream. What was given and is not done stays so."""
+        """End the stream. What was given and is not done stays so; what a cancelled caller left is given back."""
         self._release()
+        left, self._advancing = self._advancing, None
+        if left is not None:
+            left.add_done_callback(_give_back)
 
     def __iter__(self) -> Self:
         return self
@@ -126,10 +129,10 @@ class GroupStream:
             await asyncio.wait({advancing})
             self._advancing = None
             group = advancing.result()
-            if group is not None:
-                return group
             if not self._release.alive:
                 raise StopAsyncIteration
+            if group is not None:
+                return group
             await asyncio.sleep(self._request.poll_s)
 
     def _in_thread(self) -> ThreadPoolExecutor:
@@ -233,3 +236,9 @@ class GroupStream:
             return True
         step = request.step
         return step is not None and collections.is_step_over(step, request.source) and not self._incomplete()
+
+
+def _give_back(taken: "Future[Group | None]") -> None:
+    """Give back what a stream found after its last caller had left."""
+    if taken.exception() is None and (group := taken.result()) is not None:
+        group.give_back()
