@@ -229,7 +229,7 @@ class LiveGroups:
         collection = await self._collections.open(step, split, group_size)
         collection.requests += 1
         taking = {asyncio.ensure_future(self._collect_one(collection, task)) for task in tasks}
-        ended: asyncio.Queue[asyncio.Future[list[Group]]] = asyncio.Queue()
+        ended: asyncio.Queue[asyncio.Task[list[Group]]] = asyncio.Queue()
         for one in taking:
             one.add_done_callback(ended.put_nowait)
         try:
