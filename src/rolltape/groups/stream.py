@@ -102,7 +102,7 @@ class GroupStream:
         self._release()
         left, self._advancing = self._advancing, None
         if left is not None:
-            left.add_done_callback(_give_back)
+            left.add_done_callback(give_back_taken)
 
     def __iter__(self) -> Self:
         return self
@@ -238,7 +238,7 @@ class GroupStream:
         return step is not None and collections.is_step_over(step, request.source) and not self._incomplete()
 
 
-def _give_back(taken: "Future[Group | None]") -> None:
-    """Give back what a stream found after its last caller had left."""
-    if taken.exception() is None and (group := taken.result()) is not None:
+def give_back_taken(taken: "Future[Group | None]") -> None:
+    """Give back the group that a future has, if it has one: its caller has left."""
+    if not taken.cancelled() and taken.exception() is None and (group := taken.result()) is not None:
         group.give_back()
