@@ -1,5 +1,6 @@
 """Training jobs for tests: an engine that is a function, tasks, and a source of groups on a run of its own."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -50,3 +51,9 @@ def job(run: Path, engine: FunctionEngine, *, credit: Credit | None = None, **se
         **settings,
     }
     return LiveGroups(run, collect=CollectSettings(**given), engine=engine, version="0", credit=credit)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for what a thread does in the background."""
+    while not holds():
+        time.sleep(0.01)

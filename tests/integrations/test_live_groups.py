@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 import rolltape
-from live_jobs import SUMS, function_engine, job, reply_ids
+from live_jobs import SUMS, function_engine, job, reply_ids, tokenizer, wait_until
 from rolltape.errors import CheckpointError, CollectError, GroupsError, TaskError
 from rolltape.gateway.engines.protocol import Generation
-from rolltape.integrations import FunctionEngine, LiveGroups
+from rolltape.groups import Group
+from rolltape.groups.consumer import find_consumer
+from rolltape.integrations import FunctionEngine, LiveGroups, RequestedGroups
 from rolltape.integrations.steps import StepPositions
 from rolltape.records.rollout import Status
 from rolltape.tiny import shipped_model
@@ -273,6 +275,79 @@ def test_a_task_of_a_request_that_was_cancelled_can_be_asked_for_again(tmp_path:
         go_on.set()
         (group,) = live.request(SUMS[:1], step=0).wait()
     assert (group.task_id, len(rolltape.read(tmp_path / "run").index())) == ("sum-1", 2)
+
+
+def test_a_group_that_is_taken_for_a_request_that_was_cancelled_is_given_to_the_next(tmp_path: Path) -> None:
+    with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
+        consumer = find_consumer(live.tape, "trainer")
+        with consumer.lock:  # a stream looks for the group, and cannot go on
+            first = live.request(SUMS[:1], step=0)
+            wait_until(consumer.claim.is_taken)
+            first.cancel()
+        (group,) = live.request(SUMS[:1], step=0).wait()
+        group.done()
+
+
+def test_a_followed_group_that_is_taken_for_a_request_that_was_cancelled_is_given_to_the_next(tmp_path: Path) -> None:
+    with (
+        job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as filling,
+        LiveGroups(tmp_path / "run", consumer="other") as live,
+    ):
+        filling.request(SUMS[:1], step=0).wait()
+        consumer = find_consumer(live.tape, "other")
+        with consumer.lock:
+            first = live.request(SUMS[:1], step=0)
+            wait_until(consumer.claim.is_taken)
+            first.cancel()
+            with pytest.raises(GroupsError, match="cancelled"):
+                first.wait()
+        (group,) = live.request(SUMS[:1], step=0).wait()
+        group.done()
+
+
+def second_sum_after(go_on: threading.Event) -> FunctionEngine:
+    """An engine that answers the second sum when it may."""
+
+    async def sample(prompt_ids: list[int], wanted: Generation) -> tuple[list[int], list[float], str]:
+        if "What is 2 + 1?" in tokenizer().decode(prompt_ids):
+            await asyncio.to_thread(go_on.wait)
+        ids = reply_ids("2", wanted)
+        return ids, [-0.5] * len(ids), "stop"
+
+    return FunctionEngine(sample, model="said", logprob_kind="raw")
+
+
+def test_a_caller_that_is_cancelled_while_it_awaits_all_gets_all_when_it_awaits_again(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    async def train() -> list[str | None]:
+        request = live.request(SUMS[:2], step=0)
+        waiting = asyncio.ensure_future(all_of(request))
+        await asyncio.to_thread(wait_until, lambda: bool(request._waited_for))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+        return [group.task_id for group in await request]
+
+    async def all_of(request: RequestedGroups) -> list[Group]:
+        return await request
+
+    with job(tmp_path / "run", second_sum_after(go_on)) as live:
+        assert asyncio.run(train()) == ["sum-1", "sum-2"]
+
+
+def test_a_request_that_ends_early_gives_back_what_was_waited_for(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    with job(tmp_path / "run", second_sum_after(go_on)) as live, ThreadPoolExecutor() as pool:
+        request = live.request(SUMS[:2], step=0)
+        waiting = pool.submit(request.wait)
+        wait_until(lambda: bool(find_consumer(live.tape, "trainer").held))
+        request.cancel()
+        with pytest.raises(GroupsError, match="cancelled"):
+            waiting.result()
+        go_on.set()
+        assert [group.task_id for group in live.request(SUMS[:2], step=0).wait()] == ["sum-1", "sum-2"]
 
 
 def test_weights_for_a_run_that_no_gateway_fills_are_refused(tmp_path: Path) -> None:

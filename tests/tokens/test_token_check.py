@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,8 +13,8 @@ import rolltape
 from rolltape.cli import run as rolltape_command
 from rolltape.records.policy import CutPolicy
 from rolltape.records.sample import Sample
-from rolltape.tokens import read_tokens
-from taped import first_turn
+from rolltape.tokens import read_tokens, score_sample, write_tokens
+from taped import assistant, first_turn, user
 from trained_runs import STEP, SeenRow, export_rows, export_samples, record_groups, samples_of, seen_row
 
 
@@ -139,6 +140,34 @@ def test_a_trained_prompt_token_is_found(
     finding = Checked(recorded, capsys).only()
     assert (finding["rule"], finding["token"]) == ("trained mask", 1)
     assert finding["what"] == "trains in the record, is a prompt token on the tape"
+
+
+def test_a_record_in_which_nothing_trains_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = record_groups(tmp_path / "run", groups=1)
+    samples = samples_of(recorded)
+    first, *others = [score_sample(sample, np.full(len(sample.ids), -1.0)) for sample in samples]
+    blank = msgspec.structs.replace(first, trained_mask=np.zeros_like(first.trained_mask))
+    write_tokens(recorded, STEP, [blank, *others])
+    finding = Checked(recorded, capsys).only()
+    assert (finding["rule"], finding["sample"]) == ("trained mask", samples[0].id)
+    assert finding["what"].startswith("does not train in the record, trains on the tape")
+
+
+def test_versions_of_replies_that_are_context_under_one_policy_alone_are_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a", step=STEP) as rollout:
+        session = rollout.session()
+        first_turn(session, prompt_ids=[1, 2], sampled_ids=[3, 4, 5], logprobs=None, weight_version="1")
+        echoed = [user("hello"), assistant("h"), user("go on")]
+        first_turn(session, prompt_messages=echoed, prompt_ids=[1, 2, 3, 4, 9, 6], weight_version="2")
+        rollout.finish(reward=1.0)
+    (given,) = rolltape.read(tmp_path / "run").rollouts()
+    under = {name: list(rolltape.linearize(given, name).samples(0.0)) for name in ("exact", "keep-head")}
+    (ours,), (theirs,) = under["keep-head"], under["exact"]
+    assert (ours.id, ours.versions, theirs.versions) == (theirs.id, (("1", "1"), ("2", "2")), (("2", "2"),))
+    write_tokens(tmp_path / "run", STEP, [score_sample(ours, ours.logprobs)])
+    assert Checked(tmp_path / "run", capsys).findings == []
 
 
 def test_a_token_that_trains_in_another_sample_and_one_that_should_train_are_found(

@@ -4,8 +4,7 @@ Two steps of the example in small. The long form, in which the reward rises, is 
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from examples.train_tiny.train import Training, trained_on, training
 from examples.train_tiny.trainer import Recipe
 
 import rolltape
+from live_jobs import wait_until
 from rolltape.cli import run as rolltape_command
 from rolltape.integrations.torch import batches
 from rolltape.records.sample import Sample
@@ -199,12 +199,6 @@ def test_the_loss_has_the_gradient_of_the_clipped_objective() -> None:
     assert plain_bl.grad is not None
     torch.testing.assert_close(ours_bl.grad, plain_bl.grad)
     assert 0 < int((ours_bl.grad != 0).sum()) < int(batch.trained_bl.sum())
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """The exporter writes in the background."""
-    while not holds():
-        time.sleep(0.05)
 
 
 def _sample(length: int, generator: torch.Generator) -> Any:

@@ -99,8 +99,11 @@ class GroupStream:
         self._release = weakref.finalize(self, self._consumer.claim.release)
 
     def close(self) -> None:
-        """End the stream. Groups that were given and are not done stay given."""
+        """End the stream. Given groups that are not done stay given; a group that a cancelled caller left is given back."""
         self._release()
+        left, self._advancing = self._advancing, None
+        if left is not None:
+            left.add_done_callback(give_back_taken)
 
     def __iter__(self) -> Self:
         return self
@@ -127,10 +130,10 @@ class GroupStream:
             await asyncio.wait({advancing})
             self._advancing = None
             group = advancing.result()
-            if group is not None:
-                return group
             if not self._release.alive:
                 raise StopAsyncIteration
+            if group is not None:
+                return group
             await asyncio.sleep(self._request.poll_s)
 
     def _in_thread(self) -> ThreadPoolExecutor:
@@ -234,3 +237,9 @@ class GroupStream:
             return True
         step = request.step
         return step is not None and collections.is_step_over(step, request.source) and not self._incomplete()
+
+
+def give_back_taken(taken: "Future[Group | None]") -> None:
+    """Give back the group that a future has, if it has one: its caller has left."""
+    if not taken.cancelled() and taken.exception() is None and (group := taken.result()) is not None:
+        group.give_back()

@@ -123,6 +123,7 @@ class LiveGroups:
         self._stack = AsyncExitStack()
         self._gateway: Gateway | None = None
         self._taking = ThreadPoolExecutor(1, "rolltape-live-groups")
+        self._taking_turns = asyncio.Lock()  # a request takes what one before it gave back
         self._collections: StepCollections | None = None
         self._followed: set[tuple[int | None, str | None, str | None]] = set()  # step, split, task of open requests
 
@@ -229,17 +230,20 @@ class LiveGroups:
         assert self._collections is not None
         collection = await self._collections.open(step, split, group_size)
         collection.requests += 1
+        taking = {asyncio.ensure_future(self._collect_one(collection, task)) for task in tasks}
+        ended: asyncio.Queue[asyncio.Task[list[Group]]] = asyncio.Queue()
+        for one in taking:
+            one.add_done_callback(ended.put_nowait)
         try:
-            taking = [asyncio.ensure_future(self._collect_one(collection, task)) for task in tasks]
-            try:
-                for done in asyncio.as_completed(taking):
-                    for group in await done:
-                        yield group
-            finally:
-                for one in taking:
-                    one.cancel()
-                await asyncio.gather(*taking, return_exceptions=True)
+            while taking:
+                taking.remove(one := await ended.get())
+                for group in one.result():
+                    yield group
         finally:
+            for one in taking:
+                one.cancel()
+            for left in await asyncio.gather(*taking, return_exceptions=True):
+                _give_back(left if isinstance(left, list) else ())
             collection.requests -= 1
 
     async def _collect_one(self, collection: StepCollection, task: Task) -> list[Group]:
@@ -253,13 +257,23 @@ class LiveGroups:
             "task_ids": [str(task.id)],
             "complete": False,
         }
-        groups, skipped = await asyncio.get_running_loop().run_in_executor(self._taking, _take, self.tape, options)
+        groups, skipped = await self._take(options)
         if not groups and not skipped:
             raise GroupsError(
                 f"run {self.tape.name}: task {task.id!r} of step {settings.step} was given before; {_ONCE_A_STEP}, "
                 "use load_state_dict to go back to a checkpoint, and begin a new training in a new run"
             )
         return groups
+
+    async def _take(self, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:
+        """Take the groups that there are now. Those of a request that is cancelled meanwhile are given back."""
+        async with self._taking_turns:
+            taking = asyncio.get_running_loop().run_in_executor(self._taking, _take, self.tape, options)
+            try:
+                return await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                _give_back((await taking)[0])
+                raise
 
     async def _follow(
         self,
@@ -359,6 +373,11 @@ class _State(msgspec.Struct):
 def _take(tape: Tape, options: GroupOptions) -> tuple[list[Group], list[Skipped]]:
     stream = tape.groups(**options)
     return list(stream), stream.skipped
+
+
+def _give_back(groups: Iterable[Group]) -> None:
+    for group in groups:
+        group.give_back()
 
 
 def first_rank_failed(error: Exception) -> GroupsError:

@@ -184,7 +184,7 @@ def _advantages_of_the_seen(
             continue
         keys = {one.key for one in members}
         own = advantages_of([row for row in rows[group] if row.head.key in keys], kind)
-        if all(_advantage_agrees(one, own) for one in members):
+        if all(_advantage_agrees(one, own) is not False for one in members):
             found |= own
     return found
 
@@ -220,11 +220,12 @@ def _weight_agrees(one: CreditedRecord, kind: LossWeight) -> bool | None:
 
 
 def _advantage_agrees(one: CreditedRecord, expected: Advantages) -> bool | None:
-    if one.record.advantages is None:
+    """None: the record has no advantage to compare."""
+    if one.record.advantages is None or not one.record.trained_tokens:
         return None
     held = expected.get(one.key)
     values = one.record.advantages[one.record.trained_mask]
-    return held is not None and len(values) > 0 and bool((values == values[0]).all()) and agree(float(values[0]), held)
+    return held is not None and bool((values == values[0]).all()) and agree(float(values[0]), held)
 
 
 def _odd_advantage(record: TokenRecord, held: float | None) -> tuple[int | None, float]:

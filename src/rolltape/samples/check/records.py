@@ -89,17 +89,19 @@ def compare_record(record: TokenRecord, sample: Sample) -> Iterator[TokenDiffere
         )
 
 
-def sample_named(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
-    """The sample that a record names, by the first policy that makes it; an id of 0.1.0 may mean several."""
+def samples_named(made: Sequence[Linearized], record: TokenRecord) -> Iterator[Sample]:
+    """The sample that a record names, by each policy that makes it; an id of 0.1.0 may mean several.
+
+    The same tokens train in all of them. Turns that are context there may be others.
+    """
     for one in made:
         named = [outline for outline in one.outlines if names_sample(record.sample or "", outline.id)]
         if named:
-            return one.sample(min(named, key=lambda outline: abs(outline.tokens - len(record))).index)
-    return None
+            yield one.sample(min(named, key=lambda outline: abs(outline.tokens - len(record))).index)
 
 
-def sample_by_id(made: Sequence[Linearized], record: TokenRecord) -> Sample | None:
-    """The sample of a record that was made under unknown limits, such as a staleness limit of that time.
+def samples_by_id(made: Sequence[Linearized], record: TokenRecord) -> Iterator[Sample]:
+    """The samples of a record that was made under unknown limits, such as a staleness limit of that time.
 
     The sample id proves length and mask. The record's ids must begin a sample of one of the policies, and its trained
     tokens must train under that policy, possibly in another sample.
@@ -107,7 +109,7 @@ def sample_by_id(made: Sequence[Linearized], record: TokenRecord) -> Sample | No
     bounds = [(start, stop) for start, stop in equal_runs(record.trained_mask) if record.trained_mask[start]]
     last_turn = last_turn_of(record.sample or "")
     if record.sample != sample_id(last_turn, len(record), bounds):
-        return None
+        return
     length = len(record)
     for one in made:
         for outline in one.outlines:
@@ -118,14 +120,13 @@ def sample_by_id(made: Sequence[Linearized], record: TokenRecord) -> Sample | No
             for span in sample.spans:
                 may_train[span.start : span.stop] = span.origin is Origin.SAMPLED and span.fate in (None, Fate.TRAINED)
             if np.array_equal(sample.ids[:length], record.ids) and may_train[:length][record.trained_mask].all():
-                return msgspec.structs.replace(
+                yield msgspec.structs.replace(
                     sample,
                     id=record.sample,
                     ids=sample.ids[:length],
                     trained_mask=record.trained_mask,
                     logprobs=sample.logprobs[:length],
                 )
-    return None
 
 
 def agree(value: float, expected: float) -> bool:

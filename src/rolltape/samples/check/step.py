@@ -27,15 +27,19 @@ from rolltape.samples.check.records import (
     TokenDifference,
     TokenRule,
     compare_record,
-    sample_by_id,
-    sample_named,
+    samples_by_id,
+    samples_named,
     span_at,
 )
 from rolltape.samples.credit import advantages_of, counted_tries
 from rolltape.samples.linearize import Linearized, linearize, linearize_under, pruned_tokens
 from rolltape.tape.run import RolloutRow, Run
 
-_BY_POLICY = (TokenRule.SAMPLE, TokenRule.OUTCOME, TokenRule.LOSS_WEIGHT, TokenRule.REWARD, TokenRule.MISSING)
+# What may come of another cut policy than the one that is tried first.
+_BY_POLICY = (
+    *(TokenRule.SAMPLE, TokenRule.OUTCOME, TokenRule.LOGPROBS, TokenRule.VERSIONS),
+    *(TokenRule.LOSS_WEIGHT, TokenRule.REWARD, TokenRule.MISSING),
+)
 
 
 def check_step(
@@ -238,16 +242,18 @@ class _Check:
                 self._find(record, TokenDifference(TokenRule.OUTCOME, None, what, advice))
             return
         for record in records:
-            sample = sample_named(made, record)
-            if sample is None:
+            named = list(samples_named(made, record))
+            if not named:
                 self._unknown.add(rollout.head.group)
-                sample = sample_by_id(made, record)
-            if sample is None:
+                named = list(samples_by_id(made, record))
+            if not named:
                 what = f"sample {record.sample} in the record, no such sample on the tape"
                 self._find(record, _unknown(what, "give the --policy and the limits that made it"))
                 continue
+            compared = [(sample, list(compare_record(record, sample))) for sample in named]
+            sample, differences = min(compared, key=lambda one: len(one[1]))
             self.seen.add(sample.id)  # a record of 0.1.0 has another id for it
-            for difference in chain(compare_record(record, sample), self._compare_origin(record, rollout)):
+            for difference in chain(differences, self._compare_origin(record, rollout)):
                 self._find(record, difference, sample.spans)
             self._found.append(_Found(record, sample.id, sample.spans, rollout.reward, self._made[-1]))
 
