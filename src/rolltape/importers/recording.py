@@ -79,7 +79,7 @@ def record_imported(
     importing again goes on from there.
     """
     # Another import into the run waits: neither would know what the other records.
-    with locked(tape.directory.path, "import.lock"):
+    with locked(tape.directory.path, "import.lock", for_long=True):
         return _record_all(tape, kind, found, skip_broken, progress)
 
 

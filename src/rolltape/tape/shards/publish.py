@@ -78,7 +78,7 @@ def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
     not ended are published, too, as lost. A journal stays while a live process continues one of its rollouts.
     """
     published: set[Key] = set()
-    with locked(directory.path, "seal.lock"):
+    with locked(directory.path, "seal.lock", for_long=True):
         for path in directory.journal_paths():
             if is_alive(path):
                 continue
