@@ -77,6 +77,8 @@ class Moody:
             return Score(reward=1.0, terms={"style": "fine"})
         if self.mood == "canceled":
             raise asyncio.CancelledError
+        if self.mood == "left":
+            raise GeneratorExit
         if self.mood == "numbered":
             return Score(reward=True, terms={1: True})
         if self.mood == "nan":
@@ -133,6 +135,7 @@ def test_a_failing_environment_fails_its_own_rollouts_only(mood: str, reason: st
         ("score", "RuntimeError: no score"),
         ("text", "'much'"),
         ("term", "the score's term 'style' is 'fine', a str; give a number"),
+        ("left", "RuntimeError: it raised GeneratorExit"),
         ("canceled", "Moody.score of environment moody raised CancelledError"),
     ],
 )
