@@ -46,6 +46,36 @@ async def test_something_else_is_broken(tmp_path: Path) -> None:
     assert outcome.broken == "python:it:it returned 7; return text, an Ended or None"
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (AgentOutcome(ended={}), "returned None for seat agent; return an Ended for each of agent"),
+        (AgentOutcome(ended={AGENT: "4"}), "returned '4' for seat agent; return an Ended for each of agent"),  # type: ignore[dict-item]
+        (Ended(stop_reason=StopReason.COMPLETED, text=4), "whose text is 4; give a text"),  # type: ignore[arg-type]
+        (Ended(stop_reason="nonsense"), "'nonsense' is no StopReason"),  # type: ignore[arg-type]
+        (AgentOutcome(ended={}, broken=""), "an outcome that is broken"),
+    ],
+)
+async def test_an_outcome_that_cannot_be_scored_is_broken_and_says_why(tmp_path: Path, given: Any, why: str) -> None:
+    outcome = await outcome_of(tmp_path, lambda _: given)
+    assert why in str(outcome.broken)
+
+
+async def test_a_stop_reason_may_be_its_text(tmp_path: Path) -> None:
+    outcome = await outcome_of(tmp_path, lambda _: Ended(stop_reason="completed", text="4"))  # type: ignore[arg-type]
+    assert outcome.ended[AGENT].stop_reason is StopReason.COMPLETED
+
+
+async def test_a_cancellation_of_its_own_is_broken_and_is_not_taken_for_that_of_the_attempt(tmp_path: Path) -> None:
+    async def cancels_itself(_: Assignment) -> None:
+        work = asyncio.ensure_future(asyncio.sleep(60))
+        work.cancel()
+        await work
+
+    outcome = await outcome_of(tmp_path, cancels_itself)
+    assert "raised CancelledError" in str(outcome.broken)
+
+
 async def test_what_it_raises_is_broken(tmp_path: Path) -> None:
     outcome = await outcome_of(tmp_path, lambda assignment: assignment.task["x"])
     assert re.fullmatch(rf"python:it:it raised KeyError: 'x' \({Path(__file__).name}, line \d+\)", str(outcome.broken))

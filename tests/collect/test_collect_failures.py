@@ -73,6 +73,14 @@ class Moody:
             raise RuntimeError("no score")
         if self.mood == "text":
             return Score(reward="much")
+        if self.mood == "term":
+            return Score(reward=1.0, terms={"style": "fine"})
+        if self.mood == "canceled":
+            raise asyncio.CancelledError
+        if self.mood == "left":
+            raise GeneratorExit
+        if self.mood == "numbered":
+            return Score(reward=True, terms={1: True})
         if self.mood == "nan":
             return Score(reward=float("nan"))
         return Score(reward=1.0)
@@ -121,7 +129,16 @@ def test_a_failing_environment_fails_its_own_rollouts_only(mood: str, reason: st
     assert [(result.task, result.try_index) for result in again] == [("bad", 1), ("bad", 1)]
 
 
-@pytest.mark.parametrize(("mood", "reason"), [("score", "RuntimeError: no score"), ("text", "'much'")])
+@pytest.mark.parametrize(
+    ("mood", "reason"),
+    [
+        ("score", "RuntimeError: no score"),
+        ("text", "'much'"),
+        ("term", "the score's term 'style' is 'fine', a str; give a number"),
+        ("left", "RuntimeError: it raised GeneratorExit"),
+        ("canceled", "Moody.score of environment moody raised CancelledError"),
+    ],
+)
 def test_an_environment_that_fails_to_score_leaves_its_own_rollouts_ungraded_only(
     mood: str, reason: str, tmp_path: Path
 ) -> None:
@@ -135,6 +152,15 @@ def test_an_environment_that_fails_to_score_leaves_its_own_rollouts_ungraded_onl
     assert [result.reward for result in results if result.task == "good"] == [1.0, 1.0]
     fates = {one.head.task_id: set(rolltape.linearize(one).ledger.totals()) for one in rollouts(run)}
     assert fates == {"bad": {Fate.DROPPED_FILTERED}, "good": {Fate.TRAINED}}
+
+
+def test_rewards_and_terms_are_told_as_they_are_recorded(tmp_path: Path) -> None:
+    task = {"id": "odd", "mood": "numbered", "environment": "python:moods_of_collect:Moody"}
+    (result,) = collected_at_once(task_file(tmp_path, [task]), tmp_path / "run", group_size=1, with_records=True)
+    assert result.record is not None
+    assert (result.record.reward, result.record.reward_terms) == (1.0, {"1": 1.0})
+    (held,) = rollouts(tmp_path / "run")
+    assert (held.outcome.reward, held.outcome.reward_terms) == (1.0, {"1": 1.0})
 
 
 def test_a_reward_that_is_no_number_is_kept_as_it_is(tmp_path: Path) -> None:

@@ -193,6 +193,28 @@ def test_a_dead_journal_in_a_read_only_directory_is_read_from_a_copy(
     assert sorted(path.parent.iterdir()) == before
 
 
+def test_a_journal_that_cannot_be_opened_in_its_place_is_no_damage_if_its_copy_is_sound(tmp_path: Path) -> None:
+    written = long_run(tmp_path / "live", close=False)
+    path = crashed_copy(tmp_path / "live", tmp_path / "run")
+    Path(f"{path}-shm").unlink(missing_ok=True)
+    Path(f"{path}-shm").mkdir()  # SQLite cannot make it, as on a full disk
+    assert check_recovered(tmp_path / "run", written) == 0
+    assert rolltape.read(tmp_path / "run").problems() == []
+
+
+def test_a_damaged_log_in_a_read_only_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = long_run(tmp_path / "live", close=False)
+    path = crashed_copy(tmp_path / "live", tmp_path / "run")
+    Path(f"{path}-shm").unlink(missing_ok=True)
+    log = Path(f"{path}-wal")
+    whole = bytearray(log.read_bytes())
+    whole[len(whole) // 2] ^= 4
+    log.write_bytes(whole)
+    monkeypatch.setattr("os.access", lambda *_: False)  # the tests may run as root, whom no mode keeps out
+    assert check_recovered(tmp_path / "run", written) < 60
+    assert any("its log (-wal) is damaged" in one.what for one in rolltape.read(tmp_path / "run").problems())
+
+
 def test_a_turn_coded_against_a_lost_one_is_lost_and_named(tmp_path: Path) -> None:
     (rollout,) = record_run(tmp_path / "run", rollouts=1, turns=5)
     with sqlite3.connect(journal(tmp_path / "run")) as connection:

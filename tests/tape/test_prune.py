@@ -9,6 +9,7 @@ import pytest
 import rolltape
 from rolltape.errors import TapeError
 from rolltape.records.rollout import EventKind
+from rolltape.tape.rundir import Place
 from taped import first_turn, next_turn, record_run, record_session, spelled_turn
 
 
@@ -47,6 +48,35 @@ def test_pruning_frees_bytes_and_unknown_manifest_keys_survive(tmp_path: Path) -
     assert report.bytes_freed > 150_000
     (manifest,) = (tmp_path / "run" / "shards").glob("*/MANIFEST.json")
     assert json.loads(manifest.read_text())["colour"] == "green"
+
+
+def test_a_prune_cut_short_before_it_removed_anything_is_completed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = record_run(tmp_path / "run")
+    rolltape.seal(tmp_path / "run")
+
+    def dies(place: Place, shard: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Place, "remove_shard", dies)
+        with pytest.raises(KeyboardInterrupt):
+            rolltape.prune(tmp_path / "run", before_step=2)
+    shards = tmp_path / "run" / "shards"
+    assert len(list(shards.iterdir())) == 2
+    rolltape.prune(tmp_path / "run", before_step=2)
+    assert len(list(shards.iterdir())) == 1
+    run = rolltape.read(tmp_path / "run")
+    assert [len(run.rollout(one).turns) for one in ids] == [0, 0, 4]
+
+
+def test_a_place_out_of_reach_is_said_to_be_skipped(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    (tmp_path / "run" / "published.json").write_text(json.dumps({"locations": ["nope://bucket/exp"]}))
+    report = rolltape.prune(tmp_path / "run", before_step=2)
+    assert report.rollouts == 2
+    assert list(report.skipped) == ["nope://bucket/exp"]
 
 
 def test_one_side_array_goes_and_everything_else_stays(tmp_path: Path) -> None:

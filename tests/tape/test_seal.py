@@ -112,6 +112,42 @@ def test_a_place_out_of_reach_is_named(tmp_path: Path) -> None:
     assert [problem.where for problem in run.problems()] == ["memory:///nowhere/exp"]
 
 
+def test_a_place_that_cannot_be_opened_here_is_named_and_stops_no_recording(tmp_path: Path) -> None:
+    ids = record_run(tmp_path / "run")
+    (tmp_path / "run" / "published.json").write_text(json.dumps({"locations": ["nope://bucket/exp"]}))
+    run = rolltape.read(tmp_path / "run")
+    assert [row.id for row in run.index()] == ids
+    (problem,) = run.problems()
+    assert (problem.where, problem.lost) == ("nope://bucket/exp", "the rollouts that were published there")
+    assert "Protocol not known: nope" in problem.what
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="new") as rollout:
+        rollout.finish()
+
+
+@pytest.mark.parametrize("content", ["[]", "5", '{"locations": 5}', '{"locations": null}', "{"])
+def test_a_damaged_list_of_places_is_named_and_stops_no_recording(tmp_path: Path, content: str) -> None:
+    ids = record_run(tmp_path / "run")
+    (tmp_path / "run" / "published.json").write_text(content)
+    run = rolltape.read(tmp_path / "run")
+    assert [row.id for row in run.index()] == ids
+    assert "published.json: cannot be read" in str(run.problems()[0])
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="new") as rollout:
+        rollout.finish()
+
+
+def test_reading_a_shard_leaves_no_thread_that_could_outlive_the_interpreter(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    rolltape.seal(tmp_path / "run")
+    code = """
+import os, sys
+import pyarrow.parquet, rolltape
+run = rolltape.read(sys.argv[1])
+before = len(os.listdir("/proc/self/task"))
+print(sum(len(one.turns) for one in run.rollouts()), len(os.listdir("/proc/self/task")) - before)
+"""
+    assert finished(python(code, str(tmp_path / "run"))) == "12 0\n"
+
+
 def test_a_live_writers_journal_stays_and_its_running_rollouts_with_it(tmp_path: Path) -> None:
     tape = rolltape.open(tmp_path / "run")
     with tape.rollout(task_id="done") as done:

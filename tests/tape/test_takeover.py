@@ -20,11 +20,11 @@ import pytest
 import rolltape
 from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.rollout import Status
+from rolltape.tape import rundir
 from rolltape.tape.journal import fences, file, rows
 from rolltape.tape.journal.file import log_of, row_crc
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.recording import tape as recording
 from rolltape.tape.recording.rollout import RolloutRecorder
 from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape
@@ -778,7 +778,7 @@ def test_the_trace_of_a_rollout_goes_on_with_its_next_step(tmp_path: Path) -> No
 
 
 def test_a_process_that_holds_the_lock_of_the_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "_WAIT_FOR_RUN_S", 0.0)
+    monkeypatch.setattr(rundir, "_LONG_S", 0.0)
     left_by_a_dead_process(tmp_path / "run", three_turns)
     with rolltape.open(tmp_path / "run") as tape:
         child = os.fork()
@@ -787,8 +787,13 @@ def test_a_process_that_holds_the_lock_of_the_run_is_named(tmp_path: Path, monke
                 os.kill(os.getpid(), signal.SIGSTOP)
             os._exit(0)
         os.waitpid(child, os.WUNTRACED)
-        with pytest.raises(TapeWriteError, match=rf"process {child} holds run\.lock; end that process, and try again"):
+        named = rf"process {child} holds run\.lock; end that process, and try again"
+        with pytest.raises(TapeWriteError, match=named):
             tape.rollout(task_id="a", resume=True)
+        with pytest.raises(TapeWriteError, match=named):
+            tape.rollout(task_id="new")
+        with pytest.raises(TapeWriteError, match=named):
+            rolltape.open(tmp_path / "run")
         os.kill(child, signal.SIGCONT)
         os.waitpid(child, 0)
         assert tape.rollout(task_id="a", resume=True).head.epoch == 1

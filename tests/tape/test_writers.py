@@ -18,7 +18,16 @@ from rolltape.records.rollout import Status
 from rolltape.tape.journal.entries import Batch, encode_event
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import RunDirectory
-from taped import finished, first_fields, first_turn, next_fields, next_turn, python, record_run, record_session
+from taped import (
+    finished,
+    first_fields,
+    first_turn,
+    next_fields,
+    next_turn,
+    python,
+    record_run,
+    record_session,
+)
 
 WRITER = """
 import sys, rolltape
@@ -209,6 +218,23 @@ def test_a_full_disk_refuses_a_turn_keeps_the_rest_and_recording_goes_on(tmp_pat
     (rollout,) = run.rollouts()
     assert (len(rollout.turns), rollout.reward) == (recorded, 1.0)
     assert rollout.turns[-1].prompt_messages[-1]["content"] == "go on 99"
+    assert run.problems() == []
+
+
+def test_a_rollout_that_is_open_when_its_run_is_moved_goes_on_to_its_end(tmp_path: Path) -> None:
+    tape = rolltape.open(tmp_path / "run")
+    rollout = tape.rollout(task_id="a")
+    turns = record_session(rollout, 2)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    next_turn(rollout.sessions[0], turns[-1])
+    rollout.finish(reward=1.0)
+    tape.score(rollout.id, reward=2.0)
+    with pytest.raises(TapeWriteError, match="cannot be written"):
+        tape.rollout(task_id="b")
+    tape.close()
+    run = rolltape.read(tmp_path / "moved")
+    (row,) = run.index()
+    assert (row.outcome.status, row.outcome.reward, row.turns) == (Status.FINISHED, 2.0, 3)
     assert run.problems() == []
 
 

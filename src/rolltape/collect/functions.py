@@ -142,6 +142,12 @@ async def _call_in_loop(module: str, label: str, function: Callable[..., Any], *
     before_s = loop.watched.blocked_s
     try:
         return await _limited(label, loop.submit(label, function, *args, **kwargs))
+    except asyncio.CancelledError as error:
+        caller = asyncio.current_task()
+        if caller is None or caller.cancelling():
+            raise
+        # Nobody cancelled this call: it would pass for a cancelled attempt, and end the collection.
+        raise RuntimeError(f"{label} raised CancelledError") from error
     except UserCodeTimeout:
         if loop.watched.is_blocked:
             abandon_loop(module, loop)

@@ -208,8 +208,10 @@ async def _run(label: str, function: Callable[..., Any], args: tuple[Any, ...], 
     try:
         given = function(*args, **kwargs)
         return await given if inspect.isawaitable(given) else given
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise RuntimeError(f"it raised {type(error).__name__}") from error  # either would end the loop
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # SystemExit would end the loop, and GeneratorExit the collection
+        raise RuntimeError(f"it raised {type(error).__name__}") from error
 
 
 _USER_LOOPS: dict[str, UserLoop] = {}

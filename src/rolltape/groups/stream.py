@@ -99,7 +99,7 @@ class GroupStream:
         self._release = weakref.finalize(self, self._consumer.claim.release)
 
     def close(self) -> None:
-        """End the stream. Given groups that are not done stay given; a group that a cancelled caller left is given back."""
+        """End the stream. Groups that are not done stay given; what a cancelled caller left is given back."""
         self._release()
         left, self._advancing = self._advancing, None
         if left is not None:

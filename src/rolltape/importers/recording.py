@@ -79,7 +79,7 @@ def record_imported(
     continues from there.
     """
     # Another import into the run waits, because neither would see what the other records.
-    with locked(tape.directory.path, "import.lock"):
+    with locked(tape.directory.path, "import.lock", for_long=True):
         return _record_all(tape, kind, found, skip_broken, progress)
 
 

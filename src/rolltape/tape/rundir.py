@@ -34,6 +34,7 @@ RUN_FILE = "run.json"
 PUBLISHED_FILE = "published.json"
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # for the owner only: a run holds prompts, replies and keys
 
+_LONG_S = 30.0  # to hold a lock that is held for milliseconds
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(:|//)")
 
 
@@ -91,11 +92,11 @@ class RunDirectory:
         """The further locations that hold shards of this run."""
         try:
             value = json.loads((self.path / PUBLISHED_FILE).read_bytes())
+            return [str(url) for url in value.get("locations", [])]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AttributeError, TypeError) as error:
             raise DamagedTapeError(f"{self.path / PUBLISHED_FILE}: cannot be read: {error}") from None
-        return [str(url) for url in value.get("locations", [])]
 
     def add_published(self, url: str) -> None:
         """Make readers of this run look for shards at `url` too."""
@@ -145,32 +146,33 @@ def checked_about(raw: bytes, where: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, name: str = "run.lock", wait_s: float | None = None) -> Iterator[None]:
+def locked(directory: Path, name: str = "run.lock", *, for_long: bool = False) -> Iterator[None]:
     """Hold a run's lock against other processes and threads of this machine.
 
-    If another process, such as a stopped one, holds it for longer than `wait_s`, the error names that process.
+    An error names a process that holds it for very long, such as a stopped one. With `for_long`, it waits without limit.
     """
     try:
         handle = open_private(directory / name, "ab")
     except OSError as error:
         raise TapeWriteError(f"run {directory}: cannot be written: {error}") from error
     with handle:
-        _lock(handle.fileno(), wait_s, f"run {directory}: process {{}} holds {name}; end that process, and try again")
+        if for_long:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        else:
+            _lock(handle.fileno(), f"run {directory}: process {{}} holds {name}; end that process, and try again")
         yield
 
 
-def _lock(descriptor: int, wait_s: float | None, refusal: str) -> None:
-    if wait_s is None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return
-    give_up_at = time.monotonic() + wait_s
+def _lock(descriptor: int, refusal: str) -> None:
+    give_up_at, pause_s = time.monotonic() + _LONG_S, 0.001
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= give_up_at:
                 raise TapeWriteError(refusal.format(_holder(descriptor))) from None
-            time.sleep(0.02)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.02)
         else:
             return
 

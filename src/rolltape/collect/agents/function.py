@@ -1,7 +1,7 @@
 """The agent `python:module:function`: a Python function."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -9,8 +9,10 @@ import msgspec
 from rolltape.collect.agents.protocol import AgentOutcome, Assignment, describe_own_loop, preview_opening
 from rolltape.collect.environments.protocol import Ended, drives
 from rolltape.collect.functions import call_function, describe_raised
+from rolltape.errors import RecordError
 from rolltape.records.jsonable import shown
 from rolltape.records.rollout import StopReason
+from rolltape.tape.recording.fields import as_member
 
 
 class FunctionAgent:
@@ -48,18 +50,38 @@ class FunctionAgent:
             if _is_turn_cap(error):
                 return _all_seats(assignment, Ended(stop_reason=StopReason.MAX_TURNS))
             return AgentOutcome(ended={}, broken=f"{self.name} raised {describe_raised(error)}")
-        if isinstance(given, AgentOutcome):
-            return given
         if given is None or isinstance(given, str):
             given = Ended(stop_reason=StopReason.COMPLETED, text=given or "")
-        if not isinstance(given, Ended):
+        if isinstance(given, Ended):
+            given = _all_seats(assignment, given)
+        if not isinstance(given, AgentOutcome):
             return AgentOutcome(ended={}, broken=f"{self.name} returned {shown(given)}; return text, an Ended or None")
-        return _all_seats(assignment, given)
+        try:
+            return _checked(given, assignment.episode.seats)
+        except RecordError as error:
+            return AgentOutcome(ended={}, broken=f"{self.name} returned {error}")
 
 
 def _all_seats(assignment: Assignment, ended: Ended, *, timed_out: bool = False) -> AgentOutcome:
     by_seat = dict.fromkeys(assignment.episode.seats, ended)
     return AgentOutcome(ended=by_seat, exit_code=ended.exit_code, timed_out=timed_out)
+
+
+def _checked(outcome: AgentOutcome, seats: Sequence[str]) -> AgentOutcome:
+    """An outcome that a function put together, with an Ended for each seat; raises RecordError."""
+    if outcome.broken is not None:
+        return outcome if outcome.broken else msgspec.structs.replace(outcome, broken="an outcome that is broken")
+    ended: dict[str, Ended] = {}
+    for seat in seats:
+        one = outcome.ended.get(seat)
+        if not isinstance(one, Ended):
+            raise RecordError(f"{shown(one)} for seat {seat}; return an Ended for each of {', '.join(seats)}")
+        where = f"an Ended for seat {seat}"
+        if not isinstance(one.text, str):
+            raise RecordError(f"{where} whose text is {shown(one.text)}; give a text")
+        reason = as_member(StopReason, one.stop_reason, where)
+        ended[seat] = one if reason is one.stop_reason else msgspec.structs.replace(one, stop_reason=reason)
+    return msgspec.structs.replace(outcome, ended=ended)
 
 
 def _is_turn_cap(error: BaseException | None) -> bool:

@@ -73,11 +73,19 @@ def record_score(tape: Tape, rollout: str, score: Score, by: str, try_index: int
 
 
 def _check_score(score: object) -> Score:
+    """What an environment returned, as plain numbers."""
     if not isinstance(score, Score):
         raise CollectError(f"the score is {shown(score)}; return a Score")
-    if score.reward is not None:
-        as_float(score.reward, "the score's reward")
-    return score
+    if not isinstance(score.terms, Mapping):
+        raise CollectError(f"the score's terms are {shown(score.terms)}; give a mapping from name to number")
+    if not isinstance(score.reward_data, Mapping | None):
+        raise CollectError(f"the score's reward_data is {shown(score.reward_data)}; give a mapping")
+    for name in ("ungraded", "compared"):
+        if not isinstance(getattr(score, name), str | None):
+            raise CollectError(f"the score's {name} is {shown(getattr(score, name))}; give a text")
+    reward = None if score.reward is None else as_float(score.reward, "the score's reward")
+    terms = {str(name): as_float(term, f"the score's term {name!r}") for name, term in score.terms.items()}
+    return msgspec.structs.replace(score, reward=reward, terms=terms)
 
 
 def load_ended(rollout: Rollout, checks: WorkspaceChecks | None = None) -> Ended:

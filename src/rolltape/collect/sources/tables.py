@@ -56,8 +56,9 @@ def _dataset(loaded: dict[str | None, Any], name: str, split: str | None, label:
 def _parquet_rows(label: str) -> Iterator[SourceEntry]:
     with readable(label), Path(label).open("rb") as stream:
         try:
-            file = pq.ParquetFile(stream)
-            yield from _rows(file.iter_batches(batch_size=_BATCH_ROWS), label)
+            # Without Arrow's threads: one that still holds the stream when the interpreter ends aborts the process.
+            file = pq.ParquetFile(stream, pre_buffer=False)
+            yield from _rows(file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False), label)
         except arrow_errors() as error:
             raise SourceError(f"{label} cannot be read as Parquet: {_first_line(error)}") from None
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.errors import TapeError
+from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.extras import arrow_errors
 from rolltape.records.rollout import EventKind, Status
 from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, connected, event_crc
@@ -44,8 +44,11 @@ class OtherJournals:
         if self._is_still:
             return self._paths
         # By name, not as paths: this runs for every rollout, and there are seldom new journals.
-        with os.scandir(self._directory.journals) as found:
-            names = {one.name for one in found if one.name.endswith(".sqlite") and one.name != self._own.name}
+        try:
+            with os.scandir(self._directory.journals) as found:
+                names = {one.name for one in found if one.name.endswith(".sqlite") and one.name != self._own.name}
+        except FileNotFoundError:  # the run was moved: open rollouts continue in the journal that is open
+            names = set()
         if names != self._names:
             self._names, self._paths = names, [self._directory.journals / name for name in sorted(names)]
             for removed in self._connections.keys() - set(self._paths):
@@ -133,7 +136,7 @@ class SealedTries:
     def __init__(self, directory: RunDirectory, on_shard: Callable[[ShardSource], None]) -> None:
         self._directory = directory
         self._on_shard = on_shard
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Place | None] = {}
         self._looked_at: dict[str, float] = {}
         self._known: dict[str, set[str]] = {}  # the shards at each place that were looked at
         self._sources: list[ShardSource] = []
@@ -159,10 +162,15 @@ class SealedTries:
 
     def look(self) -> None:
         """Look for new shards: on this machine each time, at remote places less often, since each look is a request."""
-        for url in (str(self._directory.path), *self._directory.published()):
+        urls = [str(self._directory.path)]
+        with contextlib.suppress(DamagedTapeError):  # damage here must not stop the recording; readers report it
+            urls += self._directory.published()
+        for url in urls:
             if url not in self._places:
-                self._places[url] = Place(url)
-        for place in self._places.values():
+                self._places[url] = None
+                with contextlib.suppress(TapeError):
+                    self._places[url] = Place(url)
+        for place in filter(None, self._places.values()):
             now = time.monotonic()
             if place.is_local or now - self._looked_at.get(place.url, -_FAR_LOOK_S) >= _FAR_LOOK_S:
                 self._looked_at[place.url] = now
@@ -181,7 +189,7 @@ class SealedTries:
                     self._on_shard(source)
                 known.add(source.shard)
         except (TapeError, OSError):
-            pass  # a place out of reach must not stop the recording; readers report it
+            pass  # nor may a place out of reach
 
     def _add(self, source: ShardSource) -> None:
         number = len(self._sources)

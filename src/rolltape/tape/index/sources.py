@@ -77,8 +77,11 @@ class RunSources:
                 published = self.directory.published()
         for url in published:
             if url not in self._published:
-                with contextlib.suppress(TapeError):
+                try:
                     self._published[url] = Place(url)
+                except TapeError as error:  # such as a URL whose package is not installed here
+                    what = f"cannot be reached: {str(error).removeprefix(f'{url}: ')}"
+                    self._problems[url] = [Problem(url, what, "the rollouts that were published there")]
         return [*self._own, *(self._published[url] for url in published if url in self._published)]
 
     def _shards_at(self, place: Place, known: set[str]) -> list[ShardSource]:

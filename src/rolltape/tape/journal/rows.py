@@ -46,14 +46,17 @@ def opened_to_read(path: Path, alive: bool) -> Opened:
     # A log that was copied before its journal would hide newer rows of the journal, so it is left out.
     is_older = is_left and is_log_older(path)
     if is_left and not is_older and not os.access(path.parent, os.W_OK):
-        return opened_as_copy(path, "its directory is read-only", damaged=False)
+        return opened_as_copy(path)
     # If no process writes it and it has no log, read it as it is, without making files beside it.
     mode = "ro" if alive or (is_left and not is_older) else "ro&immutable=1"
-    connection, error = try_to_open(path, mode)
+    connection, _ = try_to_open(path, mode)
     if connection is None:
-        return opened_as_copy(path, error, damaged=True)
+        return opened_as_copy(path)
     if is_older:
         return Opened(connection, _OLDER_LOG, None)
+    if is_left and not Path(f"{path}-shm").is_file():  # it cannot be made here, and says what SQLite sees of the log
+        connection.close()
+        return opened_as_copy(path)
     unseen = _lasting_unseen_frames(path) if is_left else 0
     return opened_with_torn_log(path, connection, unseen) if unseen else Opened(connection, None, None)
 

@@ -27,7 +27,6 @@ from rolltape.tape.stored import Key
 if TYPE_CHECKING:
     from rolltape.groups.stream import GroupOptions, GroupStream
 
-_WAIT_FOR_RUN_S = 30.0  # until another process has started its rollout, which takes milliseconds
 _RENAMED = {
     "say": "append_event",
     "say_all": "append_events",
@@ -136,7 +135,7 @@ class Tape:
         if "" in foreign_ids:
             raise RecordError(f"{where}: a foreign id is empty; leave it out")
         writer = self._writer
-        with writer.lock, locked(self.directory.path, wait_s=_WAIT_FOR_RUN_S if resume else None):
+        with writer.lock, locked(self.directory.path):
             journal = writer.journal()
             tries = writer.launch.tries(own_id)
             resumed = tries[-1] if tries and try_index is None else try_index
@@ -180,7 +179,7 @@ class Tape:
             rollout = tape.resume("857bc8a1c3a94b0d8f1c2b3a4d5e6f70", 0)
         """
         writer = self._writer
-        with writer.lock, locked(self.directory.path, wait_s=_WAIT_FOR_RUN_S):
+        with writer.lock, locked(self.directory.path):
             if try_index not in writer.launch.tries(rollout_id):
                 raise NoSuchRollout(f"run {self.name} holds no try {try_index} of rollout {rollout_id}")
             recorder = self._take_over((rollout_id, try_index), force=False)

@@ -42,20 +42,29 @@ class Hole(NamedTuple):
     error: str
 
 
-def opened_as_copy(path: Path, error: str, *, damaged: bool) -> Opened:
-    """Open a copy of a journal that cannot be opened itself, with a fresh first page if it needs one."""
+def opened_as_copy(path: Path) -> Opened:
+    """Open a copy of a journal that cannot be opened itself, with a fresh first page if it needs one.
+
+    A copy that opens as it is shows that the journal is sound: its folder is read-only, or the disk is full.
+    """
     if _is_foreign(path):
         raise DamagedTapeError(f"{path}: a SQLite file, but no journal of Rolltape")
-    damage = error if damaged else None
     copy = tempfile.TemporaryDirectory(prefix="rolltape-")
     try:
         copied = _copied(path, Path(copy.name))
+        connection, damage = try_to_open(copied, "ro")
+        if connection is not None:
+            unseen = unseen_frames(copied)
+            if not unseen:
+                return Opened(connection, None, copy)
+            with copy:
+                return opened_with_torn_log(copied, connection, unseen)
         for mend in (_left_alone, _with_fresh_first_page):
             mend(copied)
-            connection, error = try_to_open(copied, "ro", tolerant=mend is not _left_alone or damaged)
+            connection, error = try_to_open(copied, "ro", tolerant=True)
             if connection is not None:
                 return Opened(connection, damage, copy)
-    except OSError as failure:
+    except (OSError, sqlite3.Error) as failure:
         error = str(failure)
     copy.cleanup()
     raise DamagedTapeError(f"{path}: {error}; nothing in it can be read")

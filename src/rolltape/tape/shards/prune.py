@@ -57,7 +57,7 @@ def prune(
 
     if not dry_run:
         seal(run_path)
-    with locked(directory.path, "seal.lock"), open_contents(directory) as contents:
+    with locked(directory.path, "seal.lock", for_long=True), open_contents(directory) as contents:
         skipped = {
             key: f"its writer {journal.source.writer} is alive"
             for journal in contents.journals
@@ -71,7 +71,12 @@ def prune(
             if chosen(entry.held.head) and key not in skipped and _has(contents, key, side_array)
         }
         said = {f"{rollout} (try {try_index})": why for (rollout, try_index), why in skipped.items()}
-        freed = 0 if dry_run else sum(_rewritten(shard, wanted, what, said) for shard in contents.shards)
+        freed = 0
+        if not dry_run:
+            for shard in contents.shards:
+                _remove_replaced(shard.source)
+            freed = sum(_rewritten(shard, wanted, what, said) for shard in contents.shards)
+        said = {one.where: one.what for one in contents.problems() if one.lost} | said  # what is there may remain
     return PruneReport(
         pruned=what,
         rollouts=len(wanted),
@@ -92,6 +97,12 @@ def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
         held = held or [contents.entries[key].load()]
     turns = (turn for sessions in held for session in sessions for turn in session.turns)
     return any(side_array is None or side_array in turn.side for turn in turns)
+
+
+def _remove_replaced(shard: ShardSource) -> None:
+    """Remove what a prune that was cut short has replaced and left there."""
+    for one in shard.manifest.get("replaces", []):
+        shard.place.remove_shard(one)
 
 
 def _rewritten(

@@ -79,7 +79,7 @@ def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
     rollouts.
     """
     published: set[Key] = set()
-    with locked(directory.path, "seal.lock"):
+    with locked(directory.path, "seal.lock", for_long=True):
         for path in directory.journal_paths():
             if is_alive(path):
                 continue

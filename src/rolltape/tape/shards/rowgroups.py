@@ -17,7 +17,9 @@ class RowFile:
 
     def __init__(self, place: Place, shard: str, name: str) -> None:
         self._handle = place.open("rb", "shards", shard, name)
-        self._file = pq.ParquetFile(self._handle, page_checksum_verification=True)
+        # Arrow's threads are not used, here and below: one of them that still holds a Python file when the interpreter
+        # ends aborts the process (pyarrow 26).
+        self._file = pq.ParquetFile(self._handle, page_checksum_verification=True, pre_buffer=False)
         metadata = self._file.metadata
         rows = (metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
         self._starts = [0, *accumulate(rows)]
@@ -33,7 +35,7 @@ class RowFile:
 
     def each(self, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Some columns of all rows, in their order."""
-        for batch in self._file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
+        for batch in self._file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns, use_threads=False):
             yield from batch.to_pylist()
 
     def place_of(self, row: int) -> tuple["RowGroup", int]:
@@ -42,7 +44,7 @@ class RowFile:
         if index not in self._held:
             if len(self._held) >= _GROUPS_HELD:
                 del self._held[next(iter(self._held))]
-            self._held[index] = RowGroup(self._file.read_row_group(index))
+            self._held[index] = RowGroup(self._file.read_row_group(index, use_threads=False))
         return self._held[index], row - self._starts[index]
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def seal(
     place = Place(directory.path if to is None else to)
     if _is_own(place, directory):
         place, to = Place(directory.path), None
-    with locked(directory.path, "seal.lock"):
+    with locked(directory.path, "seal.lock", for_long=True):
         if to is not None:
             make_run(place, directory)
             directory.add_published(place.url)
