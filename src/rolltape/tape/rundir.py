@@ -149,7 +149,7 @@ def checked_about(raw: bytes, where: str) -> dict[str, Any]:
 def locked(directory: Path, name: str = "run.lock", *, for_long: bool = False) -> Iterator[None]:
     """Hold a run's lock against other processes and threads of this machine.
 
-    An error names a process that holds it for very long, such as a stopped one. With `for_long`, it waits without limit.
+    If a process holds it for very long, the error names that process. With `for_long`, it waits without limit.
     """
     try:
         handle = open_private(directory / name, "ab")
