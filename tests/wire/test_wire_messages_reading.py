@@ -185,7 +185,8 @@ def test_keeping_all_thinking_is_what_is_done_anyway() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice.type is 'any'; no tools are offered; give some, or leave"),
         ({"tools": [RUN], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name is 'x'; offered are run"),
         ({"thinking": {"type": "deep"}}, "thinking.type is 'deep'; known are enabled"),
-        ({"thread": {"id": "t"}}, "thread is {'id': 't'}; conversations are not kept here; send all of it in messages"),
+        ({"thread": {"type": "join"}}, "thread.type is 'join'; known are create, continue"),
+        ({"thread": {"type": "continue"}}, "thread.previous_message_id is missing; give a text"),
     ],
 )
 def test_a_refusal_names_the_field(fields: dict[str, Any], said: str) -> None:

@@ -102,6 +102,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: list[dict[str, Any]]
     after_reply: str | None = None  # the messages follow this reply of the session; None: they are the conversation
+    in_thread: bool = False  # it goes on with the tools that `after_reply` had
     has_references: bool = False  # some messages have REFERENCES
     instructed: bool = False  # the first message is for this reply alone
     prompt: GivenPrompt | None = None  # instead of messages, of which there are none then

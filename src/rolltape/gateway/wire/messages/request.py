@@ -7,7 +7,7 @@ once with a mark and once without.
 from collections.abc import Callable
 from typing import Any
 
-from rolltape.errors import BadRequest
+from rolltape.errors import BadRequest, ThreadUnsupported
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import (
     SIGNATURE,
@@ -23,6 +23,7 @@ from rolltape.gateway.wire.fields import (
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 
+MESSAGE_PREFIX = "msg_"  # before the id of a reply
 # Fields about billing, placing and caching, which change nothing in a reply.
 _WITHOUT_EFFECT = (
     "betas",
@@ -66,9 +67,9 @@ def read_counting(body: bytes) -> ChatRequest:
 
 
 def _request(fields: Fields, repaired: bool) -> ChatRequest:
-    if fields.get("thread") is not None:
-        fields.refuse("thread", "conversations are not kept here; send all of it in messages")
     tools, deferred = _tools(fields)
+    strict = _strict_tools(fields)
+    after_reply = _thread(fields, keeps_tools=not (deferred or strict))
     choice = fields.maybe_object("tool_choice")
     metadata = fields.maybe_object("metadata")
     output_schema, effort = _output_config(fields)
@@ -76,9 +77,11 @@ def _request(fields: Fields, repaired: bool) -> ChatRequest:
         api="messages",
         model=fields.name("model"),
         messages=_with_definitions(_conversation(fields), deferred),
+        after_reply=after_reply,
+        in_thread=after_reply is not None,
         tools=tools or None,
         deferred_tools=deferred,
-        tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools + deferred),
+        tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools + deferred if after_reply is None else None),
         parallel_tool_calls=choice is None or not choice.maybe_flag("disable_parallel_tool_use"),
         sampling=_sampling(fields),
         stream=bool(fields.maybe_flag("stream")),
@@ -87,10 +90,26 @@ def _request(fields: Fields, repaired: bool) -> ChatRequest:
         output_schema=output_schema,
         media=tuple(fields.media),
         metadata=None if metadata is None else metadata.value,
-        strict_tools=_strict_tools(fields),
+        strict_tools=strict,
         repaired=repaired,
         ignored_params=_ignored_params(fields),  # last, since it names the unread fields
     )
+
+
+def _thread(fields: Fields, *, keeps_tools: bool) -> str | None:
+    """The reply that a request goes on from in a thread; None: it brings its whole conversation."""
+    thread = fields.maybe_object("thread")
+    if thread is None:
+        return None
+    kind = thread.maybe_one_of("type", "create", "continue") or thread.refuse("type", "give create or continue")
+    if not keeps_tools:  # the tape has tools as the model was offered them
+        raise ThreadUnsupported("thread: tools with strict or defer_loading are not kept; send all of it in messages")
+    if kind == "create":
+        return None
+    for name in ("system", "tools"):
+        if fields.get(name) is not None:
+            fields.refuse(name, "leave it out: a thread goes on with what it was created with")
+    return thread.name("previous_message_id").removeprefix(MESSAGE_PREFIX)
 
 
 def _sampling(fields: Fields) -> SamplingParams:
@@ -146,9 +165,12 @@ def _strict_tools(fields: Fields) -> frozenset[str]:
     return frozenset(tool.name() for tool in given if tool.maybe_flag("strict") and "input_schema" in tool.value)
 
 
-def _tool_choice(choice: Fields, tools: Tools) -> ToolChoice:
+def _tool_choice(choice: Fields, tools: Tools | None) -> ToolChoice:
+    """Whether the model may call tools; None: they are those of the thread."""
     kind = choice.maybe_one_of("type", *_MODES) or choice.refuse("type", f"give one of {', '.join(_MODES)}")
     name = choice.name() if kind == "tool" else None
+    if tools is None:
+        return ToolChoice(_MODES[kind], name)
     names = [tool["function"]["name"] for tool in tools]
     if name is not None and name not in names:
         choice.refuse("name", f"offered are {', '.join(names) or 'no tools'}")
