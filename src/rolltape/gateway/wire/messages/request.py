@@ -17,9 +17,11 @@ from rolltape.gateway.wire.fields import (
     kept_medium,
     media_part,
     plain_content,
+    printable,
     read_body,
     user_messages,
 )
+from rolltape.gateway.wire.messages.tools import function_of
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 
@@ -39,7 +41,6 @@ _WITHOUT_EFFECT = (
 )
 # Fields of tools that change a reply, and what is done instead. Others (cache marks, how to stream) change nothing.
 _IGNORED_TOOL_PARAMS = {
-    "type": "only custom ones are offered, not those of types that Anthropic defines",
     "allowed_callers": "allowed_callers is not honored; the model calls them directly",
     "input_examples": "input_examples are not shown to the model",
 }
@@ -68,7 +69,7 @@ def read_counting(body: bytes) -> ChatRequest:
 
 def _request(fields: Fields, repaired: bool) -> ChatRequest:
     tools, deferred = _tools(fields)
-    strict = _strict_tools(fields)
+    strict = _strict_tools(fields, [tool["function"]["name"] for tool in tools + deferred])
     after_reply = _thread(fields, keeps_tools=not (deferred or strict))
     choice = fields.maybe_object("tool_choice")
     metadata = fields.maybe_object("metadata")
@@ -81,7 +82,9 @@ def _request(fields: Fields, repaired: bool) -> ChatRequest:
         in_thread=after_reply is not None,
         tools=tools or None,
         deferred_tools=deferred,
-        tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools + deferred if after_reply is None else None),
+        tool_choice=ToolChoice()
+        if choice is None
+        else _tool_choice(choice, tools + deferred if after_reply is None else None),
         parallel_tool_calls=choice is None or not choice.maybe_flag("disable_parallel_tool_use"),
         sampling=_sampling(fields),
         stream=bool(fields.maybe_flag("stream")),
@@ -123,22 +126,23 @@ def _sampling(fields: Fields) -> SamplingParams:
 
 
 def _tools(fields: Fields) -> tuple[Tools, Tools]:
-    """The tools that the client itself defines, as functions: those to be offered, and those whose loading is deferred.
-
-    Those that Anthropic defines are not offered.
-    """
+    """The tools that the client runs, as functions: those to be offered, and those whose loading is deferred."""
     tools: dict[str, dict[str, Any]] = {}
     deferred: set[str] = set()
     extras: set[str] = set()
     for tool in fields.maybe_objects("tools") or ():
         kind = tool.maybe_text("type") or "custom"
-        if kind != "custom":
-            extras.add("type")
+        if kind == "custom":
+            name = tool.name()
+            function = function_tool(name, tool.maybe_text("description"), tool.object("input_schema").value)
+        elif (known := function_of(kind, tool.maybe_text("name") or kind)) is not None:
+            name, function = known["function"]["name"], known
+        else:
+            fields.ignore(f"tools: '{printable(kind)}' is not offered here")
             continue
-        name = tool.name()
         if name in tools:
             tool.refuse("name", "there is another tool of that name; give each its own")
-        tools[name] = function_tool(name, tool.maybe_text("description"), tool.object("input_schema").value)
+        tools[name] = function
         if tool.maybe_flag("defer_loading"):
             deferred.add(name)
         extras |= {extra for extra in tool.unread() if tool.value[extra] is not False}
@@ -160,9 +164,9 @@ def _with_definitions(messages: Messages, deferred: Tools) -> Messages:
     return messages
 
 
-def _strict_tools(fields: Fields) -> frozenset[str]:
-    given = fields.maybe_objects("tools") or ()
-    return frozenset(tool.name() for tool in given if tool.maybe_flag("strict") and "input_schema" in tool.value)
+def _strict_tools(fields: Fields, names: list[str]) -> frozenset[str]:
+    strict = {tool.maybe_text("name") for tool in fields.maybe_objects("tools") or () if tool.maybe_flag("strict")}
+    return frozenset(name for name in names if name in strict)
 
 
 def _tool_choice(choice: Fields, tools: Tools | None) -> ToolChoice:
