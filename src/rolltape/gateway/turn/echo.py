@@ -13,6 +13,7 @@ opencode (1.18.33) brings back all of it, but a call that it cannot make as one 
 gemini-cli (0.61) brings back text and calls and drops thinking; google-genai (3.1) brings back all of it, each event of
 a stream as a content of its own, which the dialect joins.
 Agents on litellm (mini-swe-agent 2.4.6) bring back all of it and add a field of their own.
+gptme (0.35) ends the text before a call with a new line.
 """
 
 import enum
@@ -36,6 +37,7 @@ class EchoRule(enum.StrEnum):
     """How an echo departs from the reply that it stands for."""
 
     FIELDS_ADDED = "fields_added"  # such as no prompt has a place for
+    TEXT_SPACED = "text_spaced"  # white space around it, more or less than there was
     REASONING_DROPPED = "reasoning_dropped"
     TEXT_APART = "text_apart"  # the calls alone; the text follows their results as a message of its own
     LATER_CALLS_DROPPED = "later_calls_dropped"
@@ -95,6 +97,16 @@ def _fields_added(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     return bool(added - {"id"})
 
 
+def _text_spaced(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    given, written = sent.get("content", ""), meant.get("content", "")
+    if given == written or not (isinstance(given, str) and isinstance(written, str)):
+        return False
+    if given.strip() != written.strip():
+        return False
+    meant["content"] = given
+    return True
+
+
 def _reasoning_dropped(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     return "reasoning_content" not in sent and meant.pop("reasoning_content", None) is not None
 
@@ -141,6 +153,7 @@ def _same_calls(sent: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[d
 
 _RULES = {
     EchoRule.FIELDS_ADDED: _fields_added,
+    EchoRule.TEXT_SPACED: _text_spaced,
     EchoRule.REASONING_DROPPED: _reasoning_dropped,
     EchoRule.TEXT_APART: _text_apart,
     EchoRule.LATER_CALLS_DROPPED: _later_calls_dropped,
