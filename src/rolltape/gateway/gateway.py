@@ -110,7 +110,7 @@ class Gateway:
         worker: WorkerPlace | None = None,
         **options: Any,
     ) -> None:
-        """`model` is a folder with the model's tokenizer, or None for an tiny engine's own; for `options` see
+        """`model` is a folder with the model's tokenizer, or None for the tiny engine's own; for `options` see
         GatewaySettings, which may also be given whole."""
         self._settings = settings or GatewaySettings()
         if options:

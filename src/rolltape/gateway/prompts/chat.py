@@ -29,7 +29,7 @@ from rolltape.gateway.prompts.families import (
     version,
 )
 from rolltape.gateway.prompts.rendering import BridgeRefusal, Prepared, PromptIds, SplicedIds, prepared
-from rolltape.gateway.prompts.reply import Parsed, parse_by_renderer, plain_text
+from rolltape.gateway.prompts.reply import Parsed, before_stop, parse_by_renderer, plain_text
 from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form
 from rolltape.gateway.prompts.splitter import PlainText, ReplySplitter, find_split_rules
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
@@ -189,14 +189,17 @@ class ChatPrompts:
         tools: Tools,
         thinking: bool | None,
         *,
+        stop_ids: Sequence[int] = (),
         stop_string: str | None = None,
         calls_as_text: bool = False,
     ) -> Parsed:
         """The reply that these ids are, to that prompt; `stop_string` is the one that ended it, if any.
 
+        `stop_ids` are those that end it beside the model's.
         `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
         """
-        sampled, prompt_end, renderer = reply_ids.tolist(), self._prompt_end(held_prompt), self._renderer(thinking)
+        sampled = before_stop(reply_ids.tolist(), set(stop_ids).difference(self.stop_ids))
+        prompt_end, renderer = self._prompt_end(held_prompt), self._renderer(thinking)
         try:
             response = renderer.parse_response(sampled, tools=tools or None, prompt_ids=prompt_end.tolist())
         except (ValueError, RecursionError):
@@ -246,9 +249,9 @@ class ChatPrompts:
         """What shows a reply as it is sampled where it is not taken apart; None: it is shown when it has ended."""
         return PlainText(self._tokenizer, self.stop_ids, stop_strings) if self._tokenizer.is_byte_level else None
 
-    def decode_reply(self, ids: Ids, stop_string: str | None) -> str:
+    def decode_reply(self, ids: Ids, stop_ids: Sequence[int], stop_string: str | None) -> str:
         """The text of a reply up to the id or the string that ended it, special tokens spelled out."""
-        return plain_text(self._tokenizer, ids.tolist(), self.stop_ids, stop_string)
+        return plain_text(self._tokenizer, ids.tolist(), (*self.stop_ids, *stop_ids), stop_string)
 
     def _prepared(self, messages: Messages, *, opening: bool) -> Prepared:
         return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)

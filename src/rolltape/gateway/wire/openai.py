@@ -36,7 +36,7 @@ _HARMLESS_BETAS = ("responses", "assistants", "realtime")  # these only say whic
 MOST_CHOICES = 32  # replies to one request
 MOST_LIKELY = 20  # tokens beside a sampled one
 TEXT_OR_PARTS = "give a text, or a list of text parts"
-_MODES = ("auto", "none", "required")
+_MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # `any`: Mistral's word
 _MEDIA = {"image": "image", "video": "video", "audio": "audio", "file": "document"}  # by a word in a part's type
 _EMPTY_ON_REPLIES = ("annotations", "logprobs")
 _TYPES = {
@@ -149,6 +149,11 @@ def read_ids(body: Fields, name: str) -> list[int]:
     return check_ids(body.maybe_list(name) or body.refuse(name, "give a list of token ids"), body.at(name))
 
 
+def read_stop_ids(body: Fields) -> tuple[int, ...]:
+    """Ids that end a reply as those of the model do, as vLLM's clients name them."""
+    return tuple(read_ids(body, "stop_token_ids")) if body.get("stop_token_ids") else ()
+
+
 def check_ids(given: list[Any], path: str) -> list[int]:
     """The same list; raises BadRequest where it has anything but whole numbers."""
     wrong = next((at for at, one in enumerate(given) if type(one) is not int), None)
@@ -168,7 +173,7 @@ def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
     if body.get("tool_choice") is None:
         return ToolChoice()
     if isinstance(body.get("tool_choice"), str):
-        return ToolChoice(body.maybe_one_of("tool_choice", *_MODES) or "auto")
+        return ToolChoice(_MODES[body.maybe_one_of("tool_choice", *_MODES) or "auto"])
     choice = body.object("tool_choice")
     kind = choice.text("type")
     if kind in ("function", "custom"):
@@ -182,7 +187,7 @@ def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
 
 
 def _allowed(choice: Fields, offered: Collection[str]) -> ToolChoice:
-    mode = choice.maybe_one_of("mode", *_MODES) or "auto"
+    mode = _MODES[choice.maybe_one_of("mode", *_MODES) or "auto"]
     tools = choice.objects("tools")
     kinds = [tool.text("type") for tool in tools]
     own = [kind for kind in kinds if kind not in ("function", "custom") and kind in offered]

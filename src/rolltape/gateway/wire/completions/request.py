@@ -12,6 +12,7 @@ from rolltape.gateway.wire.openai import (
     read_ids,
     read_metadata,
     read_sampling,
+    read_stop_ids,
     read_token_details,
     wants_usage,
 )
@@ -30,6 +31,7 @@ def read_request(raw: bytes) -> ChatRequest:
         messages=[],
         prompt=_prompt(body),
         sampling=read_sampling(body, "max_tokens").over(SamplingParams(max_tokens=_MAX_TOKENS)),
+        stop_ids=read_stop_ids(body),
         n=body.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
         token_details=_token_details(body),
         stream=body.maybe_flag("stream") or False,
