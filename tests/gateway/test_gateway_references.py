@@ -116,6 +116,16 @@ async def test_a_retry_of_such_a_request_gets_the_same_reply(run: Path) -> None:
         assert it.engine.requests == 2
 
 
+async def test_a_prompt_is_counted_with_the_replies_that_it_names(run: Path) -> None:
+    async with rig(run, numbered) as it:
+        opened = await it.open()
+        first = await ask(it, opened, "a")
+        asked: Json = {"model": "it", "input": "b", "previous_response_id": first["id"]}
+        counted = await it.call("POST", f"/s/{opened['key']}/v1/responses/input_tokens", asked)
+        second = await ask(it, opened, "b", previous_response_id=first["id"])
+    assert counted.json == {"object": "response.input_tokens", "input_tokens": second["usage"]["input_tokens"]}
+
+
 async def test_replies_of_other_sessions_are_unknown(run: Path) -> None:
     async with rig(run, numbered) as it:
         opened, other = await it.open(), await it.open(task_id="u")
@@ -151,6 +161,9 @@ async def test_an_open_gateway_finds_the_session_by_the_reply(run: Path) -> None
         assert refused.status == 400
         assert refused.error.startswith("there is no open session with a reply unknown")
         assert len(it.gateway.service.sessions) == 3
+        asked: Json = {"input": "b", "previous_response_id": firsts[0]["id"]}
+        counted = await it.call("POST", "/v1/responses/input_tokens", asked, x_api_key="all")
+        assert counted.error.startswith("the request names replies and no session")
     assert sorted(len(one.turns) for one in rolltape.read(run).rollouts()) == [2, 2, 2]
 
 

@@ -14,6 +14,7 @@ from rolltape.errors import (
     GatewayError,
     NotAllowed,
     PromptTooLong,
+    ReplyNotFound,
     RolltapeError,
     SessionEnded,
 )
@@ -88,8 +89,7 @@ class Agents:
             session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
-        if request.after_reply is not None or request.has_references:
-            request = await self._fill_in(session, request)
+        request = await self._fill_in(session, request)
         turns = await self._service.turns.submit(session, request, says_retry=_says_retry(http))
         turn = turns[0]
         for one in turns:
@@ -175,6 +175,7 @@ class Agents:
         counter = cast("CountsTokens", dialect)
         session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, partial(counter.read_counting, path=http.match_info))
+        request = await self._fill_in(session, request)
         ids = await self._service.turns.prompt_ids(session, request)
         return web.Response(body=counter.counted(len(ids)), content_type="application/json")
 
@@ -247,8 +248,12 @@ class Agents:
                     session.overflowed = True
                 raise
 
-    async def _fill_in(self, session: OpenSession, request: ChatRequest) -> ChatRequest:
-        """The whole conversation of a request that names earlier replies; raises BadRequest as `_read` does."""
+    async def _fill_in(self, session: OpenSession | None, request: ChatRequest) -> ChatRequest:
+        """A request with the earlier replies that it names; raises BadRequest as `_read` does."""
+        if request.after_reply is None and not request.has_references:
+            return request
+        if session is None:
+            raise ReplyNotFound("the request names replies and no session; name the session, or send the whole input")
         service = self._service
 
         def fill() -> ChatRequest:
