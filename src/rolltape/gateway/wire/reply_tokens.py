@@ -56,7 +56,9 @@ def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
 def token_logprobs(turn: "GatewayTurn") -> list[dict[str, Any]] | None:
     """The same in the form of OpenAI's chat APIs."""
     tokens = reply_logprobs(turn)
-    return tokens and [one.as_chat | {"top_logprobs": [top.as_chat for top in one.top]} for one in tokens]
+    if tokens is None:
+        return None
+    return [one.as_chat | {"top_logprobs": [top.as_chat for top in one.top]} for one in tokens]
 
 
 def usage(turn: "GatewayTurn") -> dict[str, Any]:
