@@ -198,8 +198,9 @@ class ChatPrompts:
         `stop_ids` are those that end it beside the model's.
         `calls_as_text`: calls, though well-formed, are treated as malformed ones, since they may not be made.
         """
-        sampled = before_stop(reply_ids.tolist(), set(stop_ids).difference(self.stop_ids))
-        prompt_end, renderer = self._prompt_end(held_prompt), self._renderer(thinking)
+        sampled, prompt_end, renderer = reply_ids.tolist(), self._prompt_end(held_prompt), self._renderer(thinking)
+        if own := set(stop_ids).difference(self.stop_ids):
+            sampled = before_stop(sampled, own)
         try:
             response = renderer.parse_response(sampled, tools=tools or None, prompt_ids=prompt_end.tolist())
         except (ValueError, RecursionError):
