@@ -40,7 +40,7 @@ from rolltape.gateway.turn.references import fill_in
 from rolltape.gateway.wire import DIALECTS, meant
 from rolltape.gateway.wire.fields import check_structure
 from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream, Tokenizes
-from rolltape.records.turn import Delivery
+from rolltape.records.turn import Delivery, Ids
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -176,18 +176,22 @@ class Agents:
         session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, partial(counter.read_counting, path=http.match_info))
         request = await self._fill_in(session, request)
-        ids = await self._service.turns.prompt_ids(session, request)
+        ids = await self._prompt_ids(session, request)
         return web.Response(body=counter.counted(len(ids)), content_type="application/json")
 
     async def _tokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
         tokenizer, turns = cast("Tokenizes", dialect), self._service.turns
         session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, tokenizer.read_tokenizing)
-        ids = await turns.prompt_ids(session, request)
-        if not len(ids):
-            raise BadRequest("there is no tokenizer here: the engine takes messages alone")
+        ids = await self._prompt_ids(session, request)
         body = tokenizer.tokenized(request, ids, self._service.prompts.spell, turns.context_of(session))
         return web.Response(body=body, content_type="application/json")
+
+    async def _prompt_ids(self, session: OpenSession | None, request: ChatRequest) -> Ids:
+        ids = await self._service.turns.prompt_ids(session, request)
+        if not len(ids):
+            raise BadRequest("there is no tokenizer here: the engine takes messages alone")
+        return ids
 
     async def _detokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
         tokenizer = cast("Tokenizes", dialect)
