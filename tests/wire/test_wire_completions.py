@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, GivenPrompt, TokenDetails
-from rolltape.gateway.wire.completions.dialect import COMPLETIONS
+from rolltape.gateway.wire.completions import COMPLETIONS
 from wire_bodies import broken, read_or_refused
 
 FULL: dict[str, Any] = {

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rolltape.gateway.wire.chat.dialect import CHAT
-from rolltape.gateway.wire.completions.dialect import COMPLETIONS
+from rolltape.gateway.wire.completions import COMPLETIONS
 from rolltape.gateway.wire.gemini.dialect import GEMINI
 from rolltape.gateway.wire.generate import GENERATE
 from rolltape.gateway.wire.messages.dialect import MESSAGES
