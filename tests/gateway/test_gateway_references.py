@@ -183,7 +183,7 @@ def result_of(reply: Json) -> list[Json]:
 async def test_a_thread_goes_on_with_its_system_prompt_and_its_tools(run: Path) -> None:
     async with rig(run, scripted(REPLIES), thinking_retention="all", constrain="none") as it:
         opened = await it.open()
-        given = {"tools": [LOOK], "system": "Be brief.", "thread": CREATE}
+        given: Json = {"tools": [LOOK], "system": "Be brief.", "thread": CREATE}
         first = (await it.ask(opened, "go", Api.MESSAGES, **given)).json
         asked: Json = {"thread": goes_on(first), "tool_choice": {"type": "tool", "name": "run"}}
         forced = (await it.ask(opened, result_of(first), Api.MESSAGES, **asked)).json

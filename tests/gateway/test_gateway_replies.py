@@ -225,6 +225,25 @@ def _without_limit(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "max_tokens"}
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("//v1/responses/", "/v1/responses"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/with/session=a/messages", "/v1/messages"),
+        ("/v1/embeddings", None),
+    ],
+)
+async def test_a_base_url_that_is_wrong_is_told_where_the_route_is(run: Path, path: str, meant: str | None) -> None:
+    async with rig(run) as it:
+        refused = await it.call("POST", path, {})
+    assert refused.status == 404
+    told = "" if meant is None else f"; change the base URL so that its clients ask at {meant}"
+    assert refused.error == f"Not Found: POST {path}{told}"
+
+
 async def test_models_greetings_and_health(run: Path) -> None:
     async with rig(run) as it:
         opened = await it.open()

@@ -196,7 +196,8 @@ def test_tools_that_anthropic_defines_and_clients_run_are_offered_as_functions()
         ["view", "create", "str_replace", "insert", "undo_edit"],
         ["view", "create", "str_replace", "insert"],
     ]
-    assert ([tool["function"]["name"] for tool in ask.deferred_tools], ask.strict_tools) == (["memory"], {"bash"})
+    assert [tool["function"]["name"] for tool in ask.deferred_tools] == ["memory"]
+    assert ask.strict_tools == {"bash"}
     assert ask.tool_choice == ToolChoice("required", "bash")
     assert ask.ignored_params == ("tools: 'computer_20250124' is not offered here",)
 
