@@ -203,6 +203,22 @@ async def test_images_are_refused_in_the_apis_shape_if_so_set(run: Path, api: Ap
         assert it.engine.requests == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_for_no_token_at_all_is_answered_without_the_engine(run: Path, stream: bool) -> None:
+    """It warms Anthropic's cache, and is no turn of the task."""
+    async with rig(run, ["Hello."]) as it:
+        opened = await it.open(max_turns=1)
+        warmed = await it.ask(opened, "hello", Api.MESSAGES, max_tokens=0, stream=stream)
+        assert it.engine.requests == 0
+        ending = warmed.events[-2]["delta"] if stream else warmed.json
+        assert ending["stop_reason"] == "max_tokens"
+        answer = await it.ask(opened, "hello", Api.MESSAGES)
+        assert text_of(Api.MESSAGES, answer) == "Hello."
+        finished = await it.finish(opened, reward=1.0)
+    assert [turn.facts.auxiliary for turn in it.turns()] == ["probe", None]
+    assert finished["ledger"] == {"trained": len(it.turns()[1].sampled_ids)}
+
+
 async def test_counting_tokens_agrees_with_the_request_that_follows(run: Path) -> None:
     async with rig(run, ["first", "second"]) as it:
         opened = await it.open()

@@ -211,7 +211,7 @@ def test_keeping_all_thinking_is_what_is_done_anyway() -> None:
     ("fields", "said"),
     [
         ({"max_tokens": None}, "max_tokens is missing; say how many tokens the reply may have at most"),
-        ({"max_tokens": 0}, "max_tokens is 0; give a whole number of at least 1"),
+        ({"max_tokens": -1}, "max_tokens is -1; give a whole number of at least 0"),
         ({"model": ""}, "model is ''; give a text that is not empty"),
         ({"messages": []}, "messages is []; give at least one message"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role is 'tool'; known are user,"),

@@ -204,10 +204,12 @@ def auxiliary_reason(request: ChatRequest, task_instructions: str | None) -> str
     """What a side request is for, as its turn says; None: it is part of the task.
 
     Claude Code (2.1.197) and opencode (1.18.33) ask without tools for a title of the session. Claude Code also asks
-    for a single token, to see its quota or whether a key or a model is any good. qwen-code (0.15.10) has another
-    agent, with tools and the conversation so far, keep what is worth remembering; a session that begins with such
-    instructions (`task_instructions`) has that as its task.
+    for a single token, to see its quota or whether a key or a model is any good. A request for no token at all warms
+    Anthropic's cache. qwen-code (0.15.10) has another agent, with tools and the conversation so far, keep what is worth
+    remembering; a session that begins with such instructions (`task_instructions`) has that as its task.
     """
+    if request.sampling.max_tokens == 0:
+        return "probe"
     instructions = instructions_of(request)
     is_aside = task_instructions is not None and instructions != task_instructions
     if is_aside and _MEMORY.search(instructions[:_OPENING]):

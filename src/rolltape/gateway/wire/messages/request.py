@@ -53,7 +53,7 @@ Tools = list[dict[str, Any]]
 def read_request(body: bytes) -> ChatRequest:
     """A request for a reply."""
     fields, repaired = read_body(body)
-    if fields.maybe_whole("max_tokens", least=1) is None:
+    if fields.maybe_whole("max_tokens", least=0) is None:
         fields.refuse("max_tokens", "say how many tokens the reply may have at most")
     request = _request(fields, repaired)
     if request.messages[-1]["role"] == "assistant":
@@ -120,7 +120,7 @@ def _sampling(fields: Fields) -> SamplingParams:
         temperature=fields.maybe_number("temperature", least=0),
         top_p=fields.maybe_number("top_p", least=0, most=1),
         top_k=fields.maybe_whole("top_k", least=0) or None,  # 0: all
-        max_tokens=fields.maybe_whole("max_tokens", least=1),
+        max_tokens=fields.maybe_whole("max_tokens", least=0),  # 0: the prompt alone is to be read, into a cache
         stop=fields.maybe_stops("stop_sequences"),
     )
 
