@@ -171,15 +171,17 @@ async def test_responses_tells_logprobs_with_the_text(run: Path, stream: bool) -
         opened = await it.open()
         asked: Json = {"include": [wanted], "top_logprobs": 2, "stream": stream}
         answer = await it.ask(opened, "hello", Api.RESPONSES, **asked)
-        alone = await it.ask(opened, "hello again", Api.RESPONSES, top_logprobs=2)
+        reply = answer.events[-1]["response"] if stream else answer.json
+        said = [user("hello"), *reply["output"], user("And then?")]
+        alone = await it.ask(opened, said, Api.RESPONSES, top_logprobs=2)
         await it.finish(opened)
-    reply = answer.events[-1]["response"] if stream else answer.json
     given = reply["output"][0]["content"][0]["logprobs"]
     done = [event["logprobs"] for event in answer.events if event.get("type") == "response.output_text.done"]
     assert done == [given] * stream
     assert [one["logprob"] for one in given] == on_tape(it.turns()[0]).logprobs
     assert b"".join(bytes(one["bytes"]) for one in given).decode() == "It is é.<|im_end|>"
     assert [len(one["top_logprobs"]) for one in given] == [2] * len(given)
+    assert it.turns()[1].facts.extra["prompt"] == "bridged"  # what comes back with the text is no part of it
     assert alone.json["output"][0]["content"][0]["logprobs"] == []
     assert alone.headers["x-rolltape-ignored-params"] == f"top_logprobs: ignored without '{wanted}' in include"
 

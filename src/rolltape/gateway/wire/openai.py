@@ -38,7 +38,6 @@ MOST_LIKELY = 20  # tokens beside a sampled one
 TEXT_OR_PARTS = "give a text, or a list of text parts"
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # `any`: Mistral's word
 _MEDIA = {"image": "image", "video": "video", "audio": "audio", "file": "document"}  # by a word in a part's type
-_EMPTY_ON_REPLIES = ("annotations", "logprobs")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -287,7 +286,9 @@ def _part(part: Fields, text_kinds: tuple[str, ...]) -> dict[str, Any]:
         return media_part(part, medium)
     else:
         part.refuse("type", f"known are {', '.join(text_kinds)}, refusal, and images, videos, audio and files")
-    part.skip(*(name for name in _EMPTY_ON_REPLIES if part.value.get(name) == []))
+    part.skip("logprobs")  # which Responses gives beside a text
+    if not part.value.get("annotations"):
+        part.skip("annotations")
     return {"type": "text", "text": text} | {name: part.value[name] for name in part.unread()}
 
 
