@@ -29,7 +29,9 @@
     │   └── EngineDied         the connection ended in the middle of a reply
     ├── GatewayError           agents' requests: one cannot be served; it carries the HTTP status to answer with
     │   ├── BadRequest         the request is malformed or asks for something unsupported
-    │   │   └── PromptTooLong  the prompt is far longer than the context; it was not even tokenized
+    │   │   ├── PromptTooLong  the prompt is far longer than the context; it was not even tokenized
+    │   │   ├── ReplyNotFound  it names a reply that its session does not have; send the whole conversation
+    │   │   └── ThreadUnsupported  it cannot be part of a thread; send the whole conversation
     │   ├── BodyTimeout        the request's body did not arrive in time
     │   ├── NotAllowed         the key is missing or gives no access
     │   ├── NoSuchSession      there is no session with that id
@@ -218,6 +220,18 @@ class PromptTooLong(BadRequest):
     """The prompt is far longer than the context. It was not even tokenized."""
 
     code = "context_length_exceeded"
+
+
+class ReplyNotFound(BadRequest):
+    """The request goes on from a reply that its session does not have."""
+
+    code = "previous_response_not_found"
+
+
+class ThreadUnsupported(BadRequest):
+    """The request cannot be part of a thread; Anthropic's word for that is the code."""
+
+    code = "thread_unsupported_request"
 
 
 class BodyTimeout(GatewayError):

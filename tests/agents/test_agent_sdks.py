@@ -125,6 +125,38 @@ async def test_a_task_with_several_tool_calls_is_one_branch_that_trains_whole(
     assert echoes(assert_one_branch(it, turns=len(SCRIPT))) == set()
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_the_tool_runner_of_anthropics_package_is_one_branch_that_trains_whole(
+    tmp_path: Path, stream: bool
+) -> None:
+    """It goes on in a thread (since 2.9): after the first request it sends new messages alone."""
+    script = [SCRIPT[0], SCRIPT[3], DONE]
+    async with stage(tmp_path, script, thinking_retention="all") as it:
+
+        @anthropic.beta_async_tool
+        async def write(path: str, text: str) -> str:
+            return use_tool(it, "write", {"path": path, "text": text})
+
+        @anthropic.beta_async_tool
+        async def read(path: str) -> str:
+            return use_tool(it, "read", {"path": path})
+
+        async with anthropic.AsyncAnthropic(base_url=it.session.anthropic_base_url, api_key="none") as client:
+            runner: Any = client.beta.messages.tool_runner(
+                model="scripted",
+                max_tokens=4096,
+                system="You write files.",
+                messages=[{"role": "user", "content": "Write a and 5000 into out.txt."}],
+                tools=[write, read],
+                stream=stream,
+            )
+            replies = [await one.get_final_message() if stream else one async for one in runner]
+        assert is_last(replies[-1].content[-1].text)
+        await it.session.finish(reward=1.0)
+    assert (it.work / "out.txt").read_text() == "a\n5000\n"
+    assert echoes(assert_one_branch(it, turns=len(script))) == set()
+
+
 @pytest.mark.parametrize("agent", [chat_agent, responses_agent, messages_agent])
 async def test_a_refusal_is_not_retried(tmp_path: Path, agent: Agent) -> None:
     async with stage(tmp_path, SCRIPT, spec={"max_turns": 2}) as it:

@@ -29,6 +29,8 @@ REPLY = message("I look.", LS, PWD, reasoning_content="Hm.")
         (message("I look.", LS, PWD), {EchoRule.REASONING_DROPPED}),
         (message(None, LS, PWD, reasoning_content="Hm."), {EchoRule.TEXT_APART}),
         (message("I look.", LS, reasoning_content="Hm."), {EchoRule.LATER_CALLS_DROPPED}),
+        (message("I look.\n", LS, PWD, reasoning_content="Hm."), {EchoRule.TEXT_SPACED}),
+        (message(" I look.", LS), {EchoRule.TEXT_SPACED, EchoRule.REASONING_DROPPED, EchoRule.LATER_CALLS_DROPPED}),
         (message(None, LS), {EchoRule.REASONING_DROPPED, EchoRule.TEXT_APART, EchoRule.LATER_CALLS_DROPPED}),
     ],
 )
@@ -36,10 +38,15 @@ def test_what_a_client_leaves_out_does_not_make_it_another_reply(echo: Message, 
     assert set(match_echo(echo, REPLY) or ()) == rules
 
 
+def test_a_blank_text_before_calls_is_none() -> None:
+    assert match_echo(message(" \n", LS), message(None, LS)) == (EchoRule.TEXT_SPACED,)
+
+
 @pytest.mark.parametrize(
     "other",
     [
         message("I looked.", LS, PWD),
+        message("I  look.", LS, PWD),
         message("I look.", LS, PWD, reasoning_content="Ha."),
         message("I look."),
         message("I look.", PWD),

@@ -13,6 +13,7 @@ from gateways import CALCULATOR, Answer, Api, Rig, eventually, rig, slowly, tiny
 from live_streams import Live, allow, allowing, used_up
 from rolltape.cli import run as rolltape_command
 from rolltape.records.sample import Fate
+from rolltape.records.turn import Finish
 from scripted_engine import Json, Step, tool_call
 from told_tokens import LONG, encoded, on_tape, post, told
 
@@ -49,6 +50,42 @@ async def test_prompts_that_extend_each_other_are_one_sample(run: Path, stream: 
     (sample,) = rolltape.linearize(rollout, "exact").samples()
     assert sample.ids.tolist() == turns[-1].tokens.to_numpy().tolist()
     assert int(sample.trained_mask.sum()) == sum(len(turn.sampled_ids) for turn in turns)
+    assert rolltape_command(["check", str(run)]) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_an_id_that_the_client_names_ends_a_reply_and_is_no_part_of_its_text(
+    run: Path, path: str, stream: bool
+) -> None:
+    """As in vLLM: `token_ids` has it, the text does not. The conversation goes on from it."""
+    said = [user("What is 12 + 7?")]
+    prompt = "<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n<|im_start|>assistant\n"
+    given: Json = {"prompt": prompt} if path == "/v1/completions" else {"messages": said}
+    fields: Json = {"model": "it", "return_token_ids": True, "max_tokens": 60, "stream": stream, **given}
+
+    def text_in(answer: Answer) -> str:
+        choices = [choice for event in answer.events for choice in event["choices"]]
+        messages = [choice.get("delta", choice.get("message", {"content": choice.get("text")})) for choice in choices]
+        return "".join(message.get("content") or "" for message in messages)
+
+    async with tiny_gateway(run, forced={"seed": 7}, thinking=False, thinking_retention="all") as it:
+        opened = await it.open()
+        whole = await post(it, opened, path, **fields)
+        ids = told(whole).ids
+        ending = ids[-2]  # of the answer's text, before the end of the turn
+        cut = await post(it, opened, path, **fields, stop_token_ids=[ending])
+        assert told(cut).ids == ids[: ids.index(ending) + 1]
+        assert text_in(whole).startswith(text_in(cut) + it.engine.text_of([ending]).rstrip())
+        assert "x-rolltape-ignored-params" not in cut.headers
+        if path == "/v1/chat/completions":
+            said += [{"role": "assistant", "content": text_in(cut)}, user("Go on.")]
+            await post(it, opened, path, model="it", messages=said)
+            assert it.turns()[-1].prompt_ids.tolist()[: len(told(cut).prompt_ids + told(cut).ids)] == (
+                told(cut).prompt_ids + told(cut).ids
+            )
+        await it.finish(opened)
+    assert (it.turns()[1].facts.finish, it.turns()[1].facts.extra["stop_ids"]) == (Finish.STOP, [ending])
     assert rolltape_command(["check", str(run)]) == 0
 
 

@@ -15,7 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from gateways import CALCULATOR, PATHS, Api, Rig, rig, user
 from wire_bodies import broken
 
-COUNTING = {Api.MESSAGES: "/v1/messages/count_tokens", Api.GEMINI: "/v1beta/models/it:countTokens"}
+COUNTING = {
+    Api.MESSAGES: "/v1/messages/count_tokens",
+    Api.RESPONSES: "/v1/responses/input_tokens",
+    Api.GEMINI: "/v1beta/models/it:countTokens",
+}
 BODIES: dict[str, dict[str, Any]] = {
     PATHS[Api.CHAT]: {
         "model": "it",
@@ -90,6 +94,7 @@ BODIES: dict[str, dict[str, Any]] = {
         },
     },
     COUNTING[Api.MESSAGES]: {"model": "it", "messages": [user("hello")], "system": "Be brief."},
+    COUNTING[Api.RESPONSES]: {"input": "hello", "instructions": "Be brief.", "previous_response_id": "x"},
     COUNTING[Api.GEMINI]: {"generateContentRequest": {"contents": [{"parts": [{"text": "hello"}]}]}},
     "/sessions": {
         "task_id": "t",

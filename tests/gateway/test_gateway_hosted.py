@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 import rolltape
-from gateways import CALCULATOR, QUICK, Api, Rig, said_finish, scripted, text_of, user
+from gateways import CALCULATOR, QUICK, Api, Rig, body_of, said_finish, scripted, text_of, user
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import TurnFlag
 from scripted_engine import Json
@@ -175,11 +175,14 @@ async def test_who_asks_an_endpoint_of_text_for_ids_is_told_that_there_are_none(
                 ("/tokenize", {"prompt": "hello"}),
                 ("/tokenize", {"messages": [user("hello")]}),
                 ("/detokenize", {"tokens": [1]}),
+                ("/v1/messages/count_tokens", body_of(Api.MESSAGES, "hello")),
+                ("/v1/responses/input_tokens", body_of(Api.RESPONSES, "hello")),
+                ("/v1beta/models/it:countTokens", body_of(Api.GEMINI, "hello")),
             )
         ]
     assert b"token_ids" not in answer.raw
     assert answer.headers["x-rolltape-ignored-params"] == "token ids and logprobs: the engine gives text alone"
-    assert [one.status for one in refused] == [400] * 4
+    assert [one.status for one in refused] == [400] * 7
     assert all("takes messages alone" in one.error for one in refused)
 
 

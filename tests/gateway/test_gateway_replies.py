@@ -203,6 +203,22 @@ async def test_images_are_refused_in_the_apis_shape_if_so_set(run: Path, api: Ap
         assert it.engine.requests == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_for_no_token_at_all_is_answered_without_the_engine(run: Path, stream: bool) -> None:
+    """It warms Anthropic's cache, and is no turn of the task."""
+    async with rig(run, ["Hello."]) as it:
+        opened = await it.open(max_turns=1)
+        warmed = await it.ask(opened, "hello", Api.MESSAGES, max_tokens=0, stream=stream)
+        assert it.engine.requests == 0
+        ending = warmed.events[-2]["delta"] if stream else warmed.json
+        assert ending["stop_reason"] == "max_tokens"
+        answer = await it.ask(opened, "hello", Api.MESSAGES)
+        assert text_of(Api.MESSAGES, answer) == "Hello."
+        finished = await it.finish(opened, reward=1.0)
+    assert [turn.facts.auxiliary for turn in it.turns()] == ["probe", None]
+    assert finished["ledger"] == {"trained": len(it.turns()[1].sampled_ids)}
+
+
 async def test_counting_tokens_agrees_with_the_request_that_follows(run: Path) -> None:
     async with rig(run, ["first", "second"]) as it:
         opened = await it.open()
@@ -223,6 +239,25 @@ async def test_counting_tokens_agrees_with_the_request_that_follows(run: Path) -
 
 def _without_limit(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "max_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("//v1/responses/", "/v1/responses"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/with/session=a/messages", "/v1/messages"),
+        ("/v1/embeddings", None),
+    ],
+)
+async def test_a_base_url_that_is_wrong_is_told_where_the_route_is(run: Path, path: str, meant: str | None) -> None:
+    async with rig(run) as it:
+        refused = await it.call("POST", path, {})
+    assert refused.status == 404
+    told = "" if meant is None else f"; change the base URL so that its clients ask at {meant}"
+    assert refused.error == f"Not Found: POST {path}{told}"
 
 
 async def test_models_greetings_and_health(run: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 import rolltape
-from gateways import CALCULATOR, Answer, Rig, eventually, rig, slowly, tiny_gateway, user
+from gateways import CALCULATOR, Answer, Api, Rig, eventually, rig, slowly, tiny_gateway, user
 from live_streams import allow, allowing, used_up
 from rolltape.records.fork import ForkCause
 from rolltape.records.sample import Fate
@@ -161,6 +161,29 @@ async def test_the_sdk_reads_ids_and_logprobs(run: Path) -> None:
     assert streamed.prompt_token_ids == second.prompt_ids
     given: list[Any] = [choice for chunk in chunks for choice in chunk.choices]
     assert [one for choice in given for one in getattr(choice, "token_ids", None) or ()] == second.ids
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_tells_logprobs_with_the_text(run: Path, stream: bool) -> None:
+    """Those of all sampled tokens, as in vLLM."""
+    wanted = "message.output_text.logprobs"
+    async with rig(run, ["It is é."] * 2) as it:
+        opened = await it.open()
+        asked: Json = {"include": [wanted], "top_logprobs": 2, "stream": stream}
+        answer = await it.ask(opened, "hello", Api.RESPONSES, **asked)
+        reply = answer.events[-1]["response"] if stream else answer.json
+        said = [user("hello"), *reply["output"], user("And then?")]
+        alone = await it.ask(opened, said, Api.RESPONSES, top_logprobs=2)
+        await it.finish(opened)
+    given = reply["output"][0]["content"][0]["logprobs"]
+    done = [event["logprobs"] for event in answer.events if event.get("type") == "response.output_text.done"]
+    assert done == [given] * stream
+    assert [one["logprob"] for one in given] == on_tape(it.turns()[0]).logprobs
+    assert b"".join(bytes(one["bytes"]) for one in given).decode() == "It is é.<|im_end|>"
+    assert [len(one["top_logprobs"]) for one in given] == [2] * len(given)
+    assert it.turns()[1].facts.extra["prompt"] == "bridged"  # what comes back with the text is no part of it
+    assert alone.json["output"][0]["content"][0]["logprobs"] == []
+    assert alone.headers["x-rolltape-ignored-params"] == f"top_logprobs: ignored without '{wanted}' in include"
 
 
 # Several replies to one request.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, GivenPrompt, TokenDetails
-from rolltape.gateway.wire.completions.dialect import COMPLETIONS
+from rolltape.gateway.wire.completions import COMPLETIONS
 from wire_bodies import broken, read_or_refused
 
 FULL: dict[str, Any] = {
@@ -52,7 +52,8 @@ def test_a_request_is_read() -> None:
     assert ask.ignored_params == ()
     assert read().prompt == read(prompt=["go"]).prompt == GivenPrompt(text="go")
     assert read(add_special_tokens=False).prompt == GivenPrompt(text="go", add_special_tokens=False)
-    assert read(stop_token_ids=[5]).ignored_params == ("stop_token_ids: not known here; ignored",)
+    assert (read(stop_token_ids=[5]).stop_ids, read(stop_token_ids=[]).stop_ids) == ((5,), ())
+    assert read(min_tokens=5).ignored_params == ("min_tokens: not known here; ignored",)
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(None, False), (False, False), (True, True), (0, True), (5, True)])

@@ -145,7 +145,7 @@ def test_what_cannot_be_honored_is_said() -> None:
         tools=[
             RUN | {"strict": True, "defer_loading": False, "eager_input_streaming": True},
             {"type": "web_search_20250305", "name": "web_search"},
-            {"type": "bash_20250124", "name": "bash"},
+            {"type": "mcp_toolset", "mcp_server_name": "s"},
         ],
         container="c1",
         mcp_servers=[],
@@ -155,11 +155,51 @@ def test_what_cannot_be_honored_is_said() -> None:
     assert [tool["function"]["name"] for tool in ask.tools or ()] == ["run"]
     assert ask.strict_tools == {"run"}
     assert ask.ignored_params == (
-        "tools: only custom ones are offered, not those of types that Anthropic defines",
+        "tools: 'web_search_20250305' is not offered here",
+        "tools: 'mcp_toolset' is not offered here",
         "context_management.edits: the history is read as it is sent",
         "container: not known here; ignored",
         "mcp_servers: not known here; ignored",
     )
+
+
+def test_tools_that_anthropic_defines_and_clients_run_are_offered_as_functions() -> None:
+    """As the tape has them: the same words must mean the same tool for as long as a run goes on."""
+    ask = read(
+        tools=[
+            {"type": "bash_20250124", "name": "bash", "strict": True, "cache_control": {"type": "ephemeral"}},
+            {"type": "text_editor_20250124", "name": "str_replace_editor"},
+            {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9},
+            {"type": "memory_20250818", "name": "memory", "defer_loading": True},
+            {"type": "computer_20250124", "name": "computer", "display_width_px": 9, "display_height_px": 9},
+        ],
+        tool_choice={"type": "tool", "name": "bash"},
+    )
+    properties = {
+        tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in ask.all_tools or ()
+    }
+    assert {name: list(given) for name, given in properties.items()} == {
+        "bash": ["command", "restart"],
+        "str_replace_editor": [
+            "command", "path", "file_text", "old_str", "new_str", "insert_line", "view_range",
+        ],
+        "str_replace_based_edit_tool": [
+            "command", "path", "file_text", "old_str", "new_str", "insert_line", "insert_text", "view_range",
+        ],
+        "memory": [
+            "command", "path", "file_text", "old_str", "new_str", "insert_line", "insert_text", "old_path", "new_path",
+            "view_range",
+        ],
+    }  # fmt: skip
+    editors = [properties[name]["command"]["enum"] for name in ("str_replace_editor", "str_replace_based_edit_tool")]
+    assert editors == [
+        ["view", "create", "str_replace", "insert", "undo_edit"],
+        ["view", "create", "str_replace", "insert"],
+    ]
+    assert [tool["function"]["name"] for tool in ask.deferred_tools] == ["memory"]
+    assert ask.strict_tools == {"bash"}
+    assert ask.tool_choice == ToolChoice("required", "bash")
+    assert ask.ignored_params == ("tools: 'computer_20250124' is not offered here",)
 
 
 def test_keeping_all_thinking_is_what_is_done_anyway() -> None:
@@ -171,7 +211,7 @@ def test_keeping_all_thinking_is_what_is_done_anyway() -> None:
     ("fields", "said"),
     [
         ({"max_tokens": None}, "max_tokens is missing; say how many tokens the reply may have at most"),
-        ({"max_tokens": 0}, "max_tokens is 0; give a whole number of at least 1"),
+        ({"max_tokens": -1}, "max_tokens is -1; give a whole number of at least 0"),
         ({"model": ""}, "model is ''; give a text that is not empty"),
         ({"messages": []}, "messages is []; give at least one message"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role is 'tool'; known are user,"),
@@ -185,7 +225,8 @@ def test_keeping_all_thinking_is_what_is_done_anyway() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice.type is 'any'; no tools are offered; give some, or leave"),
         ({"tools": [RUN], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name is 'x'; offered are run"),
         ({"thinking": {"type": "deep"}}, "thinking.type is 'deep'; known are enabled"),
-        ({"thread": {"id": "t"}}, "thread is {'id': 't'}; conversations are not kept here; send all of it in messages"),
+        ({"thread": {"type": "join"}}, "thread.type is 'join'; known are create, continue"),
+        ({"thread": {"type": "continue"}}, "thread.previous_message_id is missing; give a text"),
     ],
 )
 def test_a_refusal_names_the_field(fields: dict[str, Any], said: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from rolltape.errors import BadRequest, RecordError, RolltapeError
+from rolltape.errors import BadRequest, RecordError, ReplyNotFound, RolltapeError
 from rolltape.gateway.finished import Ending
 from rolltape.gateway.identity import (
     Attempts,
@@ -145,7 +145,7 @@ class OpenSessions:
             if found is not None and found.ended is None:
                 return found
         if request.after_reply is not None:
-            raise BadRequest(f"there is no open session with a reply {request.after_reply}; send the whole input")
+            raise ReplyNotFound(f"there is no open session with a reply {request.after_reply}; send the whole input")
         candidates = self._open_ones(key, beginning)
         for session in candidates:
             # Attempts at one task begin alike. A retry is certain only if no client got the reply.

@@ -102,6 +102,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: list[dict[str, Any]]
     after_reply: str | None = None  # the messages follow this reply of the session; None if they are complete
+    in_thread: bool = False  # it continues with the tools that `after_reply` had
     has_references: bool = False  # some messages have REFERENCES
     instructed: bool = False  # the first message applies to this reply only
     prompt: GivenPrompt | None = None  # replaces messages, which are then empty
@@ -203,10 +204,12 @@ def auxiliary_reason(request: ChatRequest, task_instructions: str | None) -> str
     """The purpose of a side request, which is recorded with its turn, or None if the request is part of the task.
 
     Claude Code (2.1.197) and opencode (1.18.33) request a title of the session, without tools. Claude Code also
-    requests a single token to check its quota, a key or a model. qwen-code (0.15.10) has another agent, with tools and
-    the conversation so far, extract memories; if a session begins with such instructions (`task_instructions`), they
-    are its task.
+    requests a single token to check its quota, a key or a model. A request for no token warms Anthropic's cache.
+    qwen-code (0.15.10) has another agent, with tools and the conversation so far, extract memories; if a session begins
+    with such instructions (`task_instructions`), they are its task.
     """
+    if request.sampling.max_tokens == 0:
+        return "probe"
     instructions = instructions_of(request)
     is_aside = task_instructions is not None and instructions != task_instructions
     if is_aside and _MEMORY.search(instructions[:_OPENING]):

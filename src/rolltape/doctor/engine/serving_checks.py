@@ -96,7 +96,7 @@ async def check_constraints(probe: EngineProbe) -> CheckResult | None:
         given = await probe.generate(msgspec.structs.replace(wanted, constraint=constraint))
     except EngineError as error:
         return warning(f"refused: {error}", "pass --constrain none, or mend the engine's grammar backend")
-    text = probe.prompts.decode_reply(given.ids, None).strip()
+    text = probe.prompts.decode_reply(given.ids, (), None).strip()
     if any(f'"{one}"' == text for one in _ANSWERS):
         return ok(f"a reply is held to a JSON schema ({text})")
     return warning(f"a reply was not held to its JSON schema: {text[:60]!r}", "pass --constrain none")

@@ -29,7 +29,7 @@ from rolltape.gateway.prompts.families import (
     version,
 )
 from rolltape.gateway.prompts.rendering import BridgeRefusal, Prepared, PromptIds, SplicedIds, prepared
-from rolltape.gateway.prompts.reply import Parsed, parse_by_renderer, plain_text
+from rolltape.gateway.prompts.reply import Parsed, before_stop, parse_by_renderer, plain_text
 from rolltape.gateway.prompts.reply_form import Thinking, find_reply_form
 from rolltape.gateway.prompts.splitter import PlainText, ReplySplitter, find_split_rules
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer, SpecialText
@@ -190,14 +190,18 @@ class ChatPrompts:
         tools: Tools,
         thinking: bool | None,
         *,
+        stop_ids: Sequence[int] = (),
         stop_string: str | None = None,
         calls_as_text: bool = False,
     ) -> Parsed:
         """Parse the ids of a reply to a prompt. `stop_string` ended the reply, if any did.
 
+        `stop_ids` end the reply in addition to the model's own stop ids.
         `calls_as_text`: well-formed calls become text like malformed ones, since they are forbidden.
         """
         sampled, prompt_end, renderer = reply_ids.tolist(), self._prompt_end(held_prompt), self._renderer(thinking)
+        if own := set(stop_ids).difference(self.stop_ids):
+            sampled = before_stop(sampled, own)
         try:
             response = renderer.parse_response(sampled, tools=tools or None, prompt_ids=prompt_end.tolist())
         except (ValueError, RecursionError):
@@ -247,9 +251,9 @@ class ChatPrompts:
         """The splitter for a reply that is not split into parts, or None if it is shown only when it has ended."""
         return PlainText(self._tokenizer, self.stop_ids, stop_strings) if self._tokenizer.is_byte_level else None
 
-    def decode_reply(self, ids: Ids, stop_string: str | None) -> str:
+    def decode_reply(self, ids: Ids, stop_ids: Sequence[int], stop_string: str | None) -> str:
         """The text of a reply up to the id or the string that ended it, special tokens spelled out."""
-        return plain_text(self._tokenizer, ids.tolist(), self.stop_ids, stop_string)
+        return plain_text(self._tokenizer, ids.tolist(), (*self.stop_ids, *stop_ids), stop_string)
 
     def _prepared(self, messages: Messages, *, opening: bool) -> Prepared:
         return prepared(messages, self._tokenizer, fold=self._folds, opening=opening)

@@ -5,7 +5,7 @@ If the model has a splitter (`splitter.py`), only the calls come from the render
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -49,7 +49,7 @@ def parse_by_renderer(
     calls_as_text: bool,
 ) -> Parsed:
     """The reply of a model without a splitter."""
-    ids = _before_stop(reply, stop_ids)
+    ids = before_stop(reply, stop_ids)
     if response is None:
         return _as_text(tokenizer, ids, None, stop_string)
     calls = tuple(delivered(call) for call in response.tool_calls)
@@ -72,10 +72,11 @@ def first_call_end(calls: Sequence[Call]) -> int | None:
 
 def plain_text(tokenizer: FolderTokenizer, reply: list[int], stop_ids: Sequence[int], stop_string: str | None) -> str:
     """The text of a reply that is not split into parts, without the stop id or string."""
-    return _cut(tokenizer.decode(_before_stop(reply, stop_ids)), stop_string)
+    return _cut(tokenizer.decode(before_stop(reply, stop_ids)), stop_string)
 
 
-def _before_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
+def before_stop(ids: list[int], stop_ids: Iterable[int]) -> list[int]:
+    """The ids up to the first stop id."""
     stops = frozenset(stop_ids)
     return ids[: next((at for at, token in enumerate(ids) if token in stops), len(ids))]
 

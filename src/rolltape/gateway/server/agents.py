@@ -14,6 +14,7 @@ from rolltape.errors import (
     GatewayError,
     NotAllowed,
     PromptTooLong,
+    ReplyNotFound,
     RolltapeError,
     SessionEnded,
 )
@@ -39,7 +40,7 @@ from rolltape.gateway.turn.references import fill_in
 from rolltape.gateway.wire import DIALECTS, meant
 from rolltape.gateway.wire.fields import check_structure
 from rolltape.gateway.wire.protocol import Answers, CountsTokens, Dialect, ListsModels, ReplyStream, Tokenizes
-from rolltape.records.turn import Delivery
+from rolltape.records.turn import Delivery, Ids
 
 log = logging.getLogger("rolltape.gateway")
 
@@ -88,8 +89,7 @@ class Agents:
             session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
-        if request.after_reply is not None or request.has_references:
-            request = await self._fill_in(session, request)
+        request = await self._fill_in(session, request)
         turns = await self._service.turns.submit(session, request, says_retry=_says_retry(http))
         turn = turns[0]
         for one in turns:
@@ -175,18 +175,23 @@ class Agents:
         counter = cast("CountsTokens", dialect)
         session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, partial(counter.read_counting, path=http.match_info))
-        ids = await self._service.turns.prompt_ids(session, request)
+        request = await self._fill_in(session, request)
+        ids = await self._prompt_ids(session, request)
         return web.Response(body=counter.counted(len(ids)), content_type="application/json")
 
     async def _tokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
         tokenizer, turns = cast("Tokenizes", dialect), self._service.turns
         session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, tokenizer.read_tokenizing)
-        ids = await turns.prompt_ids(session, request)
-        if not len(ids):
-            raise BadRequest("there is no tokenizer here: the engine takes messages alone")
+        ids = await self._prompt_ids(session, request)
         body = tokenizer.tokenized(request, ids, self._service.prompts.spell, turns.context_of(session))
         return web.Response(body=body, content_type="application/json")
+
+    async def _prompt_ids(self, session: OpenSession | None, request: ChatRequest) -> Ids:
+        ids = await self._service.turns.prompt_ids(session, request)
+        if not len(ids):
+            raise BadRequest("there is no tokenizer here: the engine takes messages alone")
+        return ids
 
     async def _detokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
         tokenizer = cast("Tokenizes", dialect)
@@ -247,8 +252,12 @@ class Agents:
                     session.overflowed = True
                 raise
 
-    async def _fill_in(self, session: OpenSession, request: ChatRequest) -> ChatRequest:
-        """The whole conversation of a request that names earlier replies; raises BadRequest as `_read` does."""
+    async def _fill_in(self, session: OpenSession | None, request: ChatRequest) -> ChatRequest:
+        """A request with the earlier replies that it names; raises BadRequest as `_read` does."""
+        if request.after_reply is None and not request.has_references:
+            return request
+        if session is None:
+            raise ReplyNotFound("the request names replies and no session; name the session, or send the whole input")
         service = self._service
 
         def fill() -> ChatRequest:

@@ -20,7 +20,7 @@ from rolltape.gateway.request import INLINE_BYTES
 from rolltape.gateway.server.guard import ADMIN
 from rolltape.gateway.service import Service
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.gateway.wire import DIALECTS, dialect_of
+from rolltape.gateway.wire import DIALECTS, dialect_of, likely_path
 from rolltape.gateway.wire.protocol import Dialect
 
 gateway_log = logging.getLogger("rolltape.gateway")
@@ -73,7 +73,10 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
                 raise
             if error.status == 413:
                 why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
-            return _refusal(request, error.status, f"{why}: {request.method} {_path(request)}", final=True)
+            told = f"{why}: {request.method} {_path(request)}"
+            if error.status == 404 and (meant := likely_path(request.path)) is not None:
+                told += f"; change the base URL so that its clients ask at {meant}"
+            return _refusal(request, error.status, told, final=True)
         except web.RequestPayloadError as error:  # cut short
             status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
             return _refusal(request, status, why, final=True)

@@ -14,6 +14,7 @@ names the tool that was called.
 gemini-cli (0.61) sends back text and calls and drops thinking; google-genai (3.1) sends back all of it, each event of
 a stream as a content of its own, which the dialect joins.
 Agents on litellm (mini-swe-agent 2.4.6) send back all of it and add a field of their own.
+gptme (0.35) ends the text before a call with a new line.
 """
 
 import enum
@@ -37,6 +38,7 @@ class EchoRule(enum.StrEnum):
     """How an echo departs from the reply that it stands for."""
 
     FIELDS_ADDED = "fields_added"  # fields that do not become part of a prompt
+    TEXT_SPACED = "text_spaced"  # white space around the text was added or removed
     REASONING_DROPPED = "reasoning_dropped"
     TEXT_APART = "text_apart"  # only the calls; the text follows their results as another message
     LATER_CALLS_DROPPED = "later_calls_dropped"
@@ -96,6 +98,16 @@ def _fields_added(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     return bool(added - {"id"})
 
 
+def _text_spaced(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    given, written = sent.get("content", ""), meant.get("content", "")
+    if given == written or not (isinstance(given, str) and isinstance(written, str)):
+        return False
+    if given.strip() != written.strip():
+        return False
+    meant["content"] = given
+    return True
+
+
 def _reasoning_dropped(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     return "reasoning_content" not in sent and meant.pop("reasoning_content", None) is not None
 
@@ -142,6 +154,7 @@ def _same_calls(sent: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[d
 
 _RULES = {
     EchoRule.FIELDS_ADDED: _fields_added,
+    EchoRule.TEXT_SPACED: _text_spaced,
     EchoRule.REASONING_DROPPED: _reasoning_dropped,
     EchoRule.TEXT_APART: _text_apart,
     EchoRule.LATER_CALLS_DROPPED: _later_calls_dropped,

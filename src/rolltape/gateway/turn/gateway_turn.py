@@ -329,7 +329,8 @@ class GatewayTurn:
     def _show(self, ids: Sequence[int]) -> None:
         if self._splitter is not None:
             before = len(self._splitter.reasoning), len(self._splitter.text)
-            self._splitter.add(ids)
+            is_over = len(ids) > 0 and ids[-1] in self.request.stop_ids
+            self._splitter.add(ids[:-1] if is_over else ids)
             if before != (len(self._splitter.reasoning), len(self._splitter.text)):
                 self._notify()
 
@@ -362,4 +363,5 @@ def _recorded_message(turn: GatewayTurn, recorded: Turn, prompts: ChatPrompts) -
         return None if recorded.reply is None else recorded.reply.to_dict()
     # A turn whose prompt came as text or ids records no messages.
     ids = np.concatenate([turn.sampled_before, recorded.sampled_ids])
-    return {"role": "assistant", "content": prompts.decode_reply(ids, recorded.facts.extra.get("stop_string"))}
+    text = prompts.decode_reply(ids, turn.request.stop_ids, recorded.facts.extra.get("stop_string"))
+    return {"role": "assistant", "content": text}

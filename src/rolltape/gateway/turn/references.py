@@ -1,7 +1,8 @@
-"""Fill in the replies that a Responses request refers to by id.
+"""Fill in the replies that a request refers to by id.
 
-A request may name the reply that it continues (`previous_response_id`) and send only new items. The AI SDK (6.0)
-sends an `item_reference` for each reasoning item and each text, since OpenAI stores replies by default.
+A Responses request may name the reply that it continues (`previous_response_id`) and send only new items. The AI SDK
+(6.0) sends an `item_reference` for each reasoning item and each text, since OpenAI stores replies by default. The tool
+runner of Anthropic's SDKs (2.10) continues a thread, and sends neither system prompt nor tools again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.errors import BadRequest
+from rolltape.errors import ReplyNotFound
 from rolltape.gateway.request import REFERENCES, ChatRequest
 from rolltape.gateway.turn.history import keyed
 from rolltape.records.turn import Turn
@@ -18,7 +19,7 @@ Message = dict[str, Any]
 
 
 def fill_in(request: ChatRequest, turns: Sequence[Turn]) -> ChatRequest:
-    """The request with the whole conversation, as if its client had sent it; raises BadRequest for unknown replies."""
+    """The request with the whole conversation, as if its client had sent it; raises ReplyNotFound."""
     known = {turn.facts.extra.get("reply_id", ""): turn for turn in turns if turn.reply is not None}
     messages = [_without_references(message, known) for message in request.messages]
     if request.after_reply is not None:
@@ -27,6 +28,8 @@ def fill_in(request: ChatRequest, turns: Sequence[Turn]) -> ChatRequest:
         before = turn.prompt_messages[1 if turn.facts.extra.get("instructed") else 0 :]
         own = 1 if request.instructed else 0
         messages = [*messages[:own], *before, _reply(turn), *messages[own:]]
+        if request.in_thread:
+            request = msgspec.structs.replace(request, tools=turn.root.tools)
     return keyed(msgspec.structs.replace(request, messages=messages), request.body_bytes)
 
 
@@ -48,7 +51,7 @@ def _without_references(message: Message, known: Mapping[str, Turn]) -> Message:
 def _find(reply_id: str, known: Mapping[str, Turn]) -> Turn:
     turn = known.get(reply_id)
     if turn is None:
-        raise BadRequest(f"there is no reply {reply_id} in this session; send the whole input")
+        raise ReplyNotFound(f"there is no reply {reply_id} in this session; send the whole input")
     return turn
 
 

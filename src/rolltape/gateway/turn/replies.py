@@ -65,10 +65,11 @@ def parse_outcome(turn: "GatewayTurn", finish: Finish, prompts: ChatPrompts) -> 
         return _hosted_outcome(turn, last.message, finish, stop_string)
     ids = np.concatenate([before, turn.reply.ids])
     if request.prompt is not None:
-        text = prompts.decode_reply(ids, stop_string)
+        text = prompts.decode_reply(ids, request.stop_ids, stop_string)
         return ReplyOutcome(finish, {"role": "assistant", "content": text}, stop_string)
     prompt = TokenChain(turn.prompt.ids[: turn.prompt_tokens])
-    parse = partial(prompts.parse, prompt, ids, request.all_tools, turn.thinking, stop_string=stop_string)
+    parse = partial(prompts.parse, prompt, ids, request.all_tools, turn.thinking)
+    parse = partial(parse, stop_ids=request.stop_ids, stop_string=stop_string)
     parsed = parse()
     if is_seen:
         return ReplyOutcome(finish, None, seen_coming=_with_minted_ids(turn, parsed, prompts))

@@ -5,12 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rolltape.gateway.wire.chat.dialect import CHAT
-from rolltape.gateway.wire.completions.dialect import COMPLETIONS
+from rolltape.gateway.wire.completions import COMPLETIONS
 from rolltape.gateway.wire.gemini.dialect import GEMINI
 from rolltape.gateway.wire.generate import GENERATE
 from rolltape.gateway.wire.messages.dialect import MESSAGES
 from rolltape.gateway.wire.protocol import Dialect
 from rolltape.gateway.wire.responses.dialect import RESPONSES
+
+_PREFIX = r"^/+(s|with)/+[^/]*"  # before a route: a session's key, or its name
 
 DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS, GENERATE, RESPONSES, MESSAGES, GEMINI)
 
@@ -22,10 +24,17 @@ def meant(headers: Mapping[str, str], query: Mapping[str, str], among: Sequence[
 
 def dialect_of(path: str, headers: Mapping[str, str], query: Mapping[str, str]) -> Dialect:
     """The dialect in which a request without a route is refused: its client's, else that of the most similar path."""
-    own = re.sub(r"^/+(s|with)/+[^/]*", "", path)
+    own = re.sub(_PREFIX, "", path)
     begun = {one: max(_shared_words(route.path, own) for route in one.routes) for one in DIALECTS}
     likely = max(DIALECTS, key=begun.__getitem__)
     return meant(headers, query, [likely, *DIALECTS])
+
+
+def likely_path(path: str) -> str | None:
+    """The route that is meant by a path whose base URL has `/v1` too often, or not at all; None: it is not known."""
+    own = re.sub(r"/+", "/", re.sub(_PREFIX, "", path)).rstrip("/")
+    known = {route.path.removeprefix("/v1"): route.path for dialect in DIALECTS for route in dialect.routes}
+    return known.get(re.sub(r"^(/v1)+(?=/)", "", own))
 
 
 def _shared_words(route: str, path: str) -> int:

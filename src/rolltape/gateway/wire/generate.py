@@ -15,6 +15,7 @@ from rolltape.gateway.wire.openai import (
     OpenAIDialect,
     read_ids,
     read_sampling,
+    read_stop_ids,
     wants_usage,
 )
 from rolltape.gateway.wire.protocol import Answers, Route
@@ -43,7 +44,7 @@ def _read_request(raw: bytes) -> ChatRequest:
         messages=[],
         prompt=GivenPrompt(ids=read_ids(body, "token_ids"), add_special_tokens=False),
         sampling=read_sampling(params, "max_tokens"),
-        stop_ids=tuple(read_ids(params, "stop_token_ids") if params.get("stop_token_ids") else ()),
+        stop_ids=read_stop_ids(params),
         n=params.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
         token_details=_token_details(body, params),
         stream=body.maybe_flag("stream") or False,

@@ -36,9 +36,8 @@ _HARMLESS_BETAS = ("responses", "assistants", "realtime")  # these only name an 
 MOST_CHOICES = 32  # replies to one request
 MOST_LIKELY = 20  # tokens beside a sampled one
 TEXT_OR_PARTS = "give a text, or a list of text parts"
-_MODES = ("auto", "none", "required")
+_MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # `any`: Mistral's word
 _MEDIA = {"image": "image", "video": "video", "audio": "audio", "file": "document"}  # by a word in a part's type
-_EMPTY_ON_REPLIES = ("annotations", "logprobs")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -149,6 +148,11 @@ def read_ids(body: Fields, name: str) -> list[int]:
     return check_ids(body.maybe_list(name) or body.refuse(name, "give a list of token ids"), body.at(name))
 
 
+def read_stop_ids(body: Fields) -> tuple[int, ...]:
+    """Ids that end a reply as those of the model do, as vLLM's clients name them."""
+    return tuple(read_ids(body, "stop_token_ids")) if body.get("stop_token_ids") else ()
+
+
 def check_ids(given: list[Any], path: str) -> list[int]:
     """The same list; raises BadRequest if a value is not an integer."""
     wrong = next((at for at, one in enumerate(given) if type(one) is not int), None)
@@ -168,7 +172,7 @@ def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
     if body.get("tool_choice") is None:
         return ToolChoice()
     if isinstance(body.get("tool_choice"), str):
-        return ToolChoice(body.maybe_one_of("tool_choice", *_MODES) or "auto")
+        return ToolChoice(_MODES[body.maybe_one_of("tool_choice", *_MODES) or "auto"])
     choice = body.object("tool_choice")
     kind = choice.text("type")
     if kind in ("function", "custom"):
@@ -182,7 +186,7 @@ def read_tool_choice(body: Fields, offered: Collection[str]) -> ToolChoice:
 
 
 def _allowed(choice: Fields, offered: Collection[str]) -> ToolChoice:
-    mode = choice.maybe_one_of("mode", *_MODES) or "auto"
+    mode = _MODES[choice.maybe_one_of("mode", *_MODES) or "auto"]
     tools = choice.objects("tools")
     kinds = [tool.text("type") for tool in tools]
     own = [kind for kind in kinds if kind not in ("function", "custom") and kind in offered]
@@ -282,7 +286,9 @@ def _part(part: Fields, text_kinds: tuple[str, ...]) -> dict[str, Any]:
         return media_part(part, medium)
     else:
         part.refuse("type", f"known are {', '.join(text_kinds)}, refusal, and images, videos, audio and files")
-    part.skip(*(name for name in _EMPTY_ON_REPLIES if part.value.get(name) == []))
+    part.skip("logprobs")  # which Responses gives beside a text
+    if not part.value.get("annotations"):
+        part.skip("annotations")
     return {"type": "text", "text": text} | {name: part.value[name] for name in part.unread()}
 
 

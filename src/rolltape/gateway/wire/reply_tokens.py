@@ -53,6 +53,14 @@ def reply_logprobs(turn: "GatewayTurn") -> list[ReplyToken] | None:
     return [described(*one) for one in zip(ids.tolist(), logprobs.tolist(), tops, strict=True)]
 
 
+def token_logprobs(turn: "GatewayTurn") -> list[dict[str, Any]] | None:
+    """The same in the form of OpenAI's chat APIs."""
+    tokens = reply_logprobs(turn)
+    if tokens is None:
+        return None
+    return [one.as_chat | {"top_logprobs": [top.as_chat for top in one.top]} for one in tokens]
+
+
 def usage(turn: "GatewayTurn") -> dict[str, Any]:
     """The tokens of a prompt and of all replies to it."""
     sampled = sum(one.sampled_tokens for one in turn.choices)

@@ -18,10 +18,11 @@ from rolltape.gateway.engines.sglang.answers import (
     MOST_REPEATED_EVENTS,
     GenerateAnswer,
     GrowingAnswer,
+    RoutedExperts,
+    kept_side_arrays,
     parse_reason,
     parse_segments,
 )
-from rolltape.gateway.engines.sglang.arrays import RoutedExperts, kept_side_arrays
 from rolltape.gateway.engines.structural_tags import structural_tag
 from rolltape.gateway.request import SamplingParams
 from rolltape.gateway.turn.constraints import Ability, Constraint

@@ -8,7 +8,7 @@ from rolltape.gateway.wire.chat.request import read_request
 from rolltape.gateway.wire.fields import event
 from rolltape.gateway.wire.openai import ChunkStream, OpenAIDialect, custom_call_input
 from rolltape.gateway.wire.protocol import Answers, Route
-from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, reply_logprobs, usage
+from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_ids, token_logprobs, usage
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -143,11 +143,8 @@ def _finish_reason(turn: "GatewayTurn") -> str:
 
 
 def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
-    tokens = reply_logprobs(turn)
-    if tokens is None:
-        return None
-    content = [one.as_chat | {"top_logprobs": [top.as_chat for top in one.top]} for one in tokens]
-    return {"content": content, "refusal": None}
+    tokens = token_logprobs(turn)
+    return None if tokens is None else {"content": tokens, "refusal": None}
 
 
 def _usage(turn: "GatewayTurn") -> dict[str, Any]:

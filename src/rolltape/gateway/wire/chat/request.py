@@ -17,6 +17,7 @@ from rolltape.gateway.wire.openai import (
     read_metadata,
     read_output_schema,
     read_sampling,
+    read_stop_ids,
     read_token_details,
     read_tool_choice,
     wants_usage,
@@ -44,6 +45,7 @@ def read_request(raw: bytes) -> ChatRequest:
         tool_choice=choice,
         parallel_tool_calls=body.maybe_flag("parallel_tool_calls") is not False,
         sampling=read_sampling(body, "max_completion_tokens", "max_tokens"),
+        stop_ids=read_stop_ids(body),
         n=body.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
         token_details=read_token_details(
             body,

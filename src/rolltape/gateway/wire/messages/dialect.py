@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rolltape.errors import ReplyNotFound, ThreadUnsupported
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.fields import event, key_in, with_headers
-from rolltape.gateway.wire.messages.request import read_counting, read_request, sign_thinking
+from rolltape.gateway.wire.messages.request import MESSAGE_PREFIX, read_counting, read_request, sign_thinking
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -28,6 +29,8 @@ _ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",  # no other status: Claude Code (2.1) retries this type even if `x-should-retry` is false
 }
+# Errors after which Anthropic's SDKs (2.10) send the whole conversation, by the gateway's codes.
+_THREAD_ERRORS = {ReplyNotFound.code: "thread_not_found", ThreadUnsupported.code: ThreadUnsupported.code}
 # Betas that apply here anyway, or that only concern caching, speed and billing. Fields that other betas add to a body
 # are listed as unread fields.
 _HARMLESS_BETAS = (
@@ -38,6 +41,7 @@ _HARMLESS_BETAS = (
     "extended-cache-ttl",
     "fine-grained-tool-streaming",
     "interleaved-thinking",
+    "message-threads",
     "mid-conversation-system",
     "oauth",
     "prompt-caching",
@@ -94,7 +98,7 @@ class MessagesDialect:
         return MessageStream(turn, request)
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        return _encode(_error(status, message))
+        return _encode(_error(status, message, code))
 
 
 MESSAGES = MessagesDialect()
@@ -131,7 +135,7 @@ class MessageStream:
         return b"".join([*events, _event({"type": "message_stop"})])
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
-        return _event(_error(status, message))
+        return _event(_error(status, message, code))
 
     def _filled(self, kind: str, empty: dict[str, Any], piece: str) -> bytes:
         events = []
@@ -169,7 +173,7 @@ class MessageStream:
 def _head(turn: "GatewayTurn", usage: dict[str, Any]) -> dict[str, Any]:
     """A message without content. Claude Code merges replies with the same id, so the id is unique."""
     return {
-        "id": f"msg_{turn.id}",
+        "id": f"{MESSAGE_PREFIX}{turn.id}",
         "type": "message",
         "role": "assistant",
         "model": turn.model,
@@ -251,5 +255,8 @@ def _input(arguments: str) -> msgspec.Raw:
     return msgspec.Raw(arguments)
 
 
-def _error(status: int, message: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": _valid(message)}}
+def _error(status: int, message: str, code: str | None) -> dict[str, Any]:
+    error: dict[str, Any] = {"type": _ERRORS.get(status, "api_error"), "message": _valid(message)}
+    if code in _THREAD_ERRORS:
+        error["details"] = {"error_code": _THREAD_ERRORS[code]}
+    return {"type": "error", "error": error}

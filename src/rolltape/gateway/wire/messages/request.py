@@ -7,7 +7,7 @@ once with a mark and once without.
 from collections.abc import Callable
 from typing import Any
 
-from rolltape.errors import BadRequest
+from rolltape.errors import BadRequest, ThreadUnsupported
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import (
     SIGNATURE,
@@ -17,12 +17,15 @@ from rolltape.gateway.wire.fields import (
     kept_medium,
     media_part,
     plain_content,
+    printable,
     read_body,
     user_messages,
 )
+from rolltape.gateway.wire.messages.tools import function_of
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
 
+MESSAGE_PREFIX = "msg_"  # before the id of a reply
 # Fields about billing, placement and caching, which do not change a reply.
 _WITHOUT_EFFECT = (
     "betas",
@@ -38,7 +41,6 @@ _WITHOUT_EFFECT = (
 )
 # Ignored fields of tools that would change a reply, and what is done instead. Cache marks and streaming would not.
 _IGNORED_TOOL_PARAMS = {
-    "type": "only custom ones are offered, not those of types that Anthropic defines",
     "allowed_callers": "allowed_callers is not honored; the model calls them directly",
     "input_examples": "input_examples are not shown to the model",
 }
@@ -51,7 +53,7 @@ Tools = list[dict[str, Any]]
 def read_request(body: bytes) -> ChatRequest:
     """A request for a reply."""
     fields, repaired = read_body(body)
-    if fields.maybe_whole("max_tokens", least=1) is None:
+    if fields.maybe_whole("max_tokens", least=0) is None:
         fields.refuse("max_tokens", "say how many tokens the reply may have at most")
     request = _request(fields, repaired)
     if request.messages[-1]["role"] == "assistant":
@@ -66,9 +68,9 @@ def read_counting(body: bytes) -> ChatRequest:
 
 
 def _request(fields: Fields, repaired: bool) -> ChatRequest:
-    if fields.get("thread") is not None:
-        fields.refuse("thread", "conversations are not kept here; send all of it in messages")
     tools, deferred = _tools(fields)
+    strict = _strict_tools(fields, [tool["function"]["name"] for tool in tools + deferred])
+    after_reply = _thread(fields, keeps_tools=not (deferred or strict))
     choice = fields.maybe_object("tool_choice")
     metadata = fields.maybe_object("metadata")
     output_schema, effort = _output_config(fields)
@@ -76,9 +78,13 @@ def _request(fields: Fields, repaired: bool) -> ChatRequest:
         api="messages",
         model=fields.name("model"),
         messages=_with_definitions(_conversation(fields), deferred),
+        after_reply=after_reply,
+        in_thread=after_reply is not None,
         tools=tools or None,
         deferred_tools=deferred,
-        tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools + deferred),
+        tool_choice=ToolChoice()
+        if choice is None
+        else _tool_choice(choice, tools + deferred if after_reply is None else None),
         parallel_tool_calls=choice is None or not choice.maybe_flag("disable_parallel_tool_use"),
         sampling=_sampling(fields),
         stream=bool(fields.maybe_flag("stream")),
@@ -87,10 +93,26 @@ def _request(fields: Fields, repaired: bool) -> ChatRequest:
         output_schema=output_schema,
         media=tuple(fields.media),
         metadata=None if metadata is None else metadata.value,
-        strict_tools=_strict_tools(fields),
+        strict_tools=strict,
         repaired=repaired,
         ignored_params=_ignored_params(fields),  # last, since it names the unread fields
     )
+
+
+def _thread(fields: Fields, *, keeps_tools: bool) -> str | None:
+    """The reply that a request goes on from in a thread; None: it brings its whole conversation."""
+    thread = fields.maybe_object("thread")
+    if thread is None:
+        return None
+    kind = thread.maybe_one_of("type", "create", "continue") or thread.refuse("type", "give create or continue")
+    if not keeps_tools:  # the tape has tools as the model was offered them
+        raise ThreadUnsupported("thread: tools with strict or defer_loading are not kept; send all of it in messages")
+    if kind == "create":
+        return None
+    for name in ("system", "tools"):
+        if fields.get(name) is not None:
+            fields.refuse(name, "leave it out: a thread goes on with what it was created with")
+    return thread.name("previous_message_id").removeprefix(MESSAGE_PREFIX)
 
 
 def _sampling(fields: Fields) -> SamplingParams:
@@ -98,28 +120,29 @@ def _sampling(fields: Fields) -> SamplingParams:
         temperature=fields.maybe_number("temperature", least=0),
         top_p=fields.maybe_number("top_p", least=0, most=1),
         top_k=fields.maybe_whole("top_k", least=0) or None,  # 0: all
-        max_tokens=fields.maybe_whole("max_tokens", least=1),
+        max_tokens=fields.maybe_whole("max_tokens", least=0),  # 0: the prompt alone is to be read, into a cache
         stop=fields.maybe_stops("stop_sequences"),
     )
 
 
 def _tools(fields: Fields) -> tuple[Tools, Tools]:
-    """The tools that the client itself defines, as functions: the offered ones, and those whose loading is deferred.
-
-    Tools that Anthropic defines are not offered.
-    """
+    """The tools that the client runs, as functions: those to be offered, and those whose loading is deferred."""
     tools: dict[str, dict[str, Any]] = {}
     deferred: set[str] = set()
     extras: set[str] = set()
     for tool in fields.maybe_objects("tools") or ():
         kind = tool.maybe_text("type") or "custom"
-        if kind != "custom":
-            extras.add("type")
+        if kind == "custom":
+            name = tool.name()
+            function = function_tool(name, tool.maybe_text("description"), tool.object("input_schema").value)
+        elif (known := function_of(kind, tool.maybe_text("name") or kind)) is not None:
+            name, function = known["function"]["name"], known
+        else:
+            fields.ignore(f"tools: '{printable(kind)}' is not offered here")
             continue
-        name = tool.name()
         if name in tools:
             tool.refuse("name", "there is another tool of that name; give each its own")
-        tools[name] = function_tool(name, tool.maybe_text("description"), tool.object("input_schema").value)
+        tools[name] = function
         if tool.maybe_flag("defer_loading"):
             deferred.add(name)
         extras |= {extra for extra in tool.unread() if tool.value[extra] is not False}
@@ -141,14 +164,17 @@ def _with_definitions(messages: Messages, deferred: Tools) -> Messages:
     return messages
 
 
-def _strict_tools(fields: Fields) -> frozenset[str]:
-    given = fields.maybe_objects("tools") or ()
-    return frozenset(tool.name() for tool in given if tool.maybe_flag("strict") and "input_schema" in tool.value)
+def _strict_tools(fields: Fields, names: list[str]) -> frozenset[str]:
+    strict = {tool.maybe_text("name") for tool in fields.maybe_objects("tools") or () if tool.maybe_flag("strict")}
+    return frozenset(name for name in names if name in strict)
 
 
-def _tool_choice(choice: Fields, tools: Tools) -> ToolChoice:
+def _tool_choice(choice: Fields, tools: Tools | None) -> ToolChoice:
+    """Whether the model may call tools; None: they are those of the thread."""
     kind = choice.maybe_one_of("type", *_MODES) or choice.refuse("type", f"give one of {', '.join(_MODES)}")
     name = choice.name() if kind == "tool" else None
+    if tools is None:
+        return ToolChoice(_MODES[kind], name)
     names = [tool["function"]["name"] for tool in tools]
     if name is not None and name not in names:
         choice.refuse("name", f"offered are {', '.join(names) or 'no tools'}")

@@ -1,14 +1,15 @@
 """OpenAI's Responses API. A request has its whole input, or refers to replies of its session by id."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import EngineFailed, PromptTooLong
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.fields import event
 from rolltape.gateway.wire.openai import OpenAIDialect
-from rolltape.gateway.wire.protocol import Answers, Route
+from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.gateway.wire.responses.items import ItemStream, ResponsesEvent, output_items
-from rolltape.gateway.wire.responses.request import RESPONSE_PREFIX, read_request
+from rolltape.gateway.wire.responses.request import RESPONSE_PREFIX, read_counting, read_request
 from rolltape.records.jsonable import encode_json
 from rolltape.records.turn import Finish
 
@@ -20,7 +21,16 @@ class ResponsesDialect(OpenAIDialect):
     """Responses, as used by Codex and the SDKs."""
 
     name = "responses"
-    routes: tuple[Route, ...] = (Route("/v1/responses", Answers.TURN),)
+    routes: tuple[Route, ...] = (
+        Route("/v1/responses", Answers.TURN),
+        Route("/v1/responses/input_tokens", Answers.COUNT),
+    )
+
+    def read_counting(self, body: bytes, path: Mapping[str, str] = NO_HEADERS) -> ChatRequest:
+        return read_counting(body)
+
+    def counted(self, prompt_tokens: int) -> bytes:
+        return encode_json({"object": "response.input_tokens", "input_tokens": prompt_tokens}, "an answer")[0]
 
     def whole(self, turn: "GatewayTurn") -> bytes:
         return encode_json(_ended(turn, output_items(turn)), "a reply")[0]

@@ -5,11 +5,12 @@ The ids of items contain the id of their reply, so that the items of one reply a
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.openai import custom_call_input
+from rolltape.gateway.wire.reply_tokens import token_logprobs
 from rolltape.gateway.wire.responses.tools import CLIENT_TOOLS, ID_PREFIXES, call_fields
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -32,7 +33,7 @@ def output_items(turn: "GatewayTurn") -> list[dict[str, Any]]:
     if reasoning:
         items.append(_reasoning_item(turn, reasoning))
     if text or not (reasoning or calls):
-        items.append(_message_item(turn, text))
+        items.append(_message_item(turn, text, token_logprobs(turn) or []))
     items += [_call_item(turn.request, call, f"rt{index}_{turn.id}") for index, call in enumerate(calls)]
     if turn.finish not in (Finish.STOP, Finish.STOP_STRING) and items[-1]["type"] in ("reasoning", "message"):
         # An incomplete call is delivered as text, so calls are always complete.
@@ -80,8 +81,9 @@ def _reasoning_item(turn: "GatewayTurn", reasoning: str) -> dict[str, Any]:
     }
 
 
-def _message_item(turn: "GatewayTurn", text: str) -> dict[str, Any]:
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _message_item(turn: "GatewayTurn", text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """`logprobs` are of all sampled tokens, as in vLLM: those of thinking and calls, too."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
     return {"id": f"msg_rt_{turn.id}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
 
 
@@ -162,7 +164,8 @@ class ItemStream:
         if self._open == "reasoning":
             yield ResponsesEvent("response.reasoning_text.done", at | {"text": part["text"]})
         else:
-            yield ResponsesEvent("response.output_text.done", at | {"text": part["text"], "logprobs": []})
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield ResponsesEvent("response.output_text.done", at | told)
         yield ResponsesEvent("response.content_part.done", at | {"part": part})
         yield self._done(item)
         self._open = None

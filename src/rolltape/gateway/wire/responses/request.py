@@ -3,10 +3,11 @@
 from typing import Any
 
 from rolltape.errors import BadRequest
-from rolltape.gateway.request import REFERENCES, ChatRequest, Effort, OutputSchema, SamplingParams
+from rolltape.gateway.request import REFERENCES, ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails
 from rolltape.gateway.wire.fields import Fields, plain_content, printable, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
+    MOST_LIKELY,
     TEXT_OR_PARTS,
     ToolOffer,
     custom_call_arguments,
@@ -20,7 +21,8 @@ from rolltape.gateway.wire.responses.items import ItemId, joined_name, parse_ite
 from rolltape.gateway.wire.responses.tools import CALLS, OUTPUTS, as_function, is_run_by_client, read_call, read_output
 
 RESPONSE_PREFIX = "resp_"  # before the id of a reply
-_INCLUDED = ("reasoning.encrypted_content",)
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = ("reasoning.encrypted_content", _LOGPROBS)
 _ROLES = ("system", "developer", "user", "assistant")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 # In the order of the items within one reply.
@@ -37,6 +39,16 @@ _KNOWN = ("message", *_OF_A_REPLY, *_OUTPUTS, *OUTPUTS)
 def read_request(raw: bytes) -> ChatRequest:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
+    body.name("model")
+    return _request(body, repaired)
+
+
+def read_counting(raw: bytes) -> ChatRequest:
+    """The body of a request for the number of tokens of a prompt."""
+    return _request(*read_body(raw))
+
+
+def _request(body: Fields, repaired: bool) -> ChatRequest:
     _refuse_unservable(body)
     offer = ToolOffer()
     _add_tools(offer, body.maybe_objects("tools") or [])
@@ -47,7 +59,7 @@ def read_request(raw: bytes) -> ChatRequest:
     output_schema = _output_schema(body)
     return ChatRequest(
         api="responses",
-        model=body.name("model"),
+        model=body.maybe_text("model") or "",
         messages=messages,
         after_reply=None if after_reply is None else after_reply.removeprefix(RESPONSE_PREFIX),
         has_references=any(REFERENCES in message for message in messages),
@@ -60,6 +72,7 @@ def read_request(raw: bytes) -> ChatRequest:
             top_p=body.maybe_number("top_p", least=0, most=1),
             max_tokens=body.maybe_whole("max_output_tokens", least=1),
         ),
+        token_details=_token_details(body),
         stream=body.maybe_flag("stream") or False,
         thinking=thinking,
         effort=effort,
@@ -73,6 +86,14 @@ def read_request(raw: bytes) -> ChatRequest:
         repaired=repaired,
         ignored_params=_ignored_params(body),  # last, since it names the unread fields
     )
+
+
+def _token_details(body: Fields) -> TokenDetails:
+    wanted = _LOGPROBS in (body.maybe_texts("include") or ())
+    likely = body.maybe_whole("top_logprobs", least=0, most=MOST_LIKELY) or 0
+    if likely and not wanted:
+        body.ignore(f"top_logprobs: ignored without '{_LOGPROBS}' in include")
+    return TokenDetails(logprobs=wanted, top_logprobs=likely if wanted else 0)
 
 
 def _refuse_unservable(body: Fields) -> None:

@@ -1,1 +1,0 @@
-"""OpenAI's older Completions: a prompt as text or ids; and vLLM's `/tokenize` and `/detokenize`."""
