@@ -1,6 +1,6 @@
-"""OpenAI's older Completions: a prompt as text or ids, which is kept as it came; vLLM's `/tokenize` and `/detokenize`.
+"""OpenAI's older Completions, with prompts as text or ids that are used unchanged; vLLM's `/tokenize` and `/detokenize`.
 
-It is for clients that render prompts by themselves, with vLLM's fields for token ids.
+Clients that render prompts themselves use it. Token ids have the fields that vLLM gives them.
 """
 
 from collections.abc import Sequence

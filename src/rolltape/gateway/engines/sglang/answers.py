@@ -1,6 +1,5 @@
 """SGLang's answers and events, a reply that is built from events, and the arrays that come with it.
 
-
 Routed experts of a mixture-of-experts model, and kept ids, come as int32 in base64.
 """
 
