@@ -66,19 +66,17 @@ def cut(
     unlinked = {placed.sequence: fate for placed in tree.turns if (fate := unlinked_fate(placed.turn)) is not None}
     branches = branching(tree, unlinked.keys(), arrivals.heads, policy)
     runs: dict[int, list[FateRun]] = {}
-    for placed in tree.turns:
-        shared = whole_fate or unlinked.get(placed.sequence)
-        if shared is None and placed.sequence in faults:
-            shared = Fate.MASKED_ENGINE_ERROR
-        shared = shared or turn_fate(placed.turn, arrivals, policy)
-        shared = shared or (Fate.MASKED_REWRITTEN if placed.sequence in branches.rewritten else None)
-        own = token_runs(placed.turn, shared, policy, staleness)
-        if shared is None and (head := arrivals.heads.get(placed.sequence)) is not None:
-            own = _cut_after(own, head, _doubt(placed.turn))
-        runs[placed.sequence] = own
+    for turn in (placed.turn for placed in tree.turns):
+        shared = whole_fate or unlinked.get(turn.sequence) or turn_fate(turn, turn.sequence in faults, arrivals, policy)
+        if shared is None and turn.sequence in branches.rewritten:
+            shared = Fate.MASKED_REWRITTEN
+        own = token_runs(turn, shared, policy, staleness)
+        head = arrivals.heads.get(turn.sequence) if shared is None else None
+        runs[turn.sequence] = own if head is None else _cut_after(own, head, _doubt(turn))
     claims = Claims(runs, policy)
     ends = branches.ends(claims.may_train)
-    return Cut(claims, claims.along(chosen_leaves(branches, claims.may_train, ends, policy), ends))
+    leaves = chosen_leaves(branches, claims.may_train, ends, policy)
+    return Cut(claims, claims.along(leaves, ends))
 
 
 @dataclass(slots=True, eq=False)
@@ -227,10 +225,13 @@ def unlinked_fate(turn: Turn) -> Fate | None:
     return Fate.DROPPED_EMPTY_PROMPT if not len(turn.prompt_tokens) else None
 
 
-def turn_fate(turn: Turn, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
-    """The fate shared by all tokens of a turn, or None if they may train. What later prompts show has arrived."""
+def turn_fate(turn: Turn, is_fault: bool, arrivals: Arrivals, policy: CutPolicy) -> Fate | None:
+    """The fate shared by all tokens of a turn, or None if they may train. What later prompts show has arrived.
+
+    `is_fault`: no engine can have sampled it, though the recorder did not state that.
+    """
     facts = turn.facts
-    if facts.is_engine_fault:
+    if is_fault or facts.is_engine_fault:
         return Fate.MASKED_ENGINE_ERROR
     if turn.sequence in arrivals.unproven and turn.sequence not in arrivals.heads and (doubt := _doubt(turn)):
         return doubt
