@@ -59,8 +59,9 @@ def opened_as_copy(path: Path) -> Opened:
                 return Opened(connection, None, copy)
             with copy:
                 return opened_with_torn_log(copied, connection, unseen)
-        for mend in (_left_alone, _with_fresh_first_page):
-            mend(copied)
+        for is_first_page_fresh in (False, True):
+            if is_first_page_fresh:
+                _with_fresh_first_page(copied)
             connection, error = try_to_open(copied, "ro", tolerant=True)
             if connection is not None:
                 return Opened(connection, damage, copy)
@@ -96,10 +97,6 @@ def _copied(path: Path, directory: Path) -> Path:
     if log_of(path).exists():
         shutil.copyfile(log_of(path), log_of(target))
     return target
-
-
-def _left_alone(path: Path) -> None:
-    del path
 
 
 def _with_fresh_first_page(path: Path) -> None:
