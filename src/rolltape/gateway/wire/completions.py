@@ -1,4 +1,4 @@
-"""OpenAI's older Completions, with prompts as text or ids that are used unchanged; vLLM's `/tokenize` and `/detokenize`.
+"""OpenAI's older Completions, whose prompts are text or ids that stay unchanged; vLLM's tokenize routes.
 
 Clients that render prompts themselves use it. Token ids have the fields that vLLM gives them.
 """
