@@ -31,6 +31,7 @@ export interface RunRow {
 }
 
 export interface Spread {
+  rollouts: number; // with a finite reward
   mean: Num;
   std: Num;
   min: Num;
@@ -41,10 +42,7 @@ export interface Spread {
 export interface StepRow {
   step: number;
   rollouts: number;
-  finished: number;
   reward: Spread | null;
-  turns_mean: Num;
-  tokens_mean: Num;
   lengths: Lengths;
   ledger: Counts;
   fork_causes: Counts;
@@ -159,11 +157,13 @@ export interface Overview {
   last_activity_ns?: number | null;
   problems?: number;
   problem_list?: string[]; // the first of them, in words
+  reward: Spread | null;
   rewards_not_finite?: number;
   progress?: Progress; // absent: everything is indexed
-  sampled_tokens?: number;
+  turns: number;
+  sampled_tokens: number;
   by_step: StepRow[];
-  by_time?: { at_ns: number; rollouts: number; reward: Spread | null }[];
+  by_time: { at_ns: number; reward: Spread }[];
   reward_histogram: Histogram | null;
   statuses: Counts;
   stop_reasons: Counts;
@@ -268,9 +268,9 @@ export interface GroupAnswer {
   task: string | null;
   step: number;
   task_data: unknown;
-  rollouts: (Row & { messages: Message[] })[];
-  common_prefix: number;
-  progress?: Progress;
+  rollouts: (Row & { messages: Message[] })[]; // of a large group the first ones, in an exported page those that were chosen
+  attempts: number; // of the whole group
+  reward: Spread | null; // likewise
 }
 
 export interface Turn {
