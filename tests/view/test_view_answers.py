@@ -16,6 +16,7 @@ from rolltape.records.policy import PRESETS, Credit
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.samples.credit import advantages_of
+from rolltape.view.rollout import detail
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from sessions import Recording
 from strategies import rollouts, searching
@@ -175,6 +176,19 @@ def test_a_comparison_tells_the_fates_of_every_turn_under_both_policies(tmp_path
             totals.update(turn[side])
         expected = rolltape.linearize(rollout, policy).ledger.totals()
         assert totals == {fate.value: tokens for fate, tokens in expected.items()} == told[side]["ledger"]
+
+
+def test_samples_whose_spans_are_left_out_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detail, "_SAMPLES_WITH_SPANS", 1)
+    with rolltape.open(tmp_path / "run", name="run") as tape:
+        rollout = tape.rollout(task_id="task")
+        for _ in range(2):
+            first_turn(rollout.session())
+        rollout.finish(reward=1.0)
+    with answers_for(tmp_path / "run") as answers:
+        (first, second) = answers.compare(answers.row(rollout.id, None), None, None)()["left"]["samples"]
+    assert [span["origin"] for span in first["spans"]] == ["prompt", "sampled"]
+    assert second["spans"] is None  # the page draws it from its counts
 
 
 def test_the_try_that_counts_is_shown_unless_another_is_named(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ def _samples(made: Linearized, advantage: float | None) -> dict[str, Any]:
 def _side(made: Linearized, advantage: float | None) -> dict[str, Any]:
     side = _samples(made, advantage)
     for index, sample in enumerate(side["samples"]):
-        spans = made.sample(index).spans if index < _SAMPLES_WITH_SPANS else ()
-        sample["spans"] = [describe_span(span) for span in spans]
+        drawn = index < _SAMPLES_WITH_SPANS
+        sample["spans"] = [describe_span(span) for span in made.sample(index).spans] if drawn else None
     return side
 
 
