@@ -293,6 +293,7 @@ export interface Turn {
   ignored_params?: string[];
   auxiliary: string | null;
   reward: Num;
+  sampling?: Record<string, unknown>; // parameters as they were applied
   fates: Counts;
   error?: string | null;
 }

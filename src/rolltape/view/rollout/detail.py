@@ -96,7 +96,6 @@ def _samples(made: Linearized, advantage: float | None) -> dict[str, Any]:
     return {
         "samples": samples,
         "policy": made.policy.name,
-        "policy_key": made.policy.key,
         "ledger": {fate.value: tokens for fate, tokens in made.ledger.totals().items()},
     }
 
@@ -180,7 +179,6 @@ def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: MessageRenderer)
         "ended_ns": _to_ns(facts.ended_at),
         "finish": facts.finish.value,
         "error": facts.error,
-        "prompt_messages": len(turn.prompt),
         "kept_messages": kept,
         "prompt_tokens": len(turn.prompt_tokens),
         "new_prompt_tokens": len(turn.prompt_tokens) - placed.shared_tokens,
@@ -210,7 +208,6 @@ def _fork(fork: Fork, spell: Spell | None) -> dict[str, Any]:
         "turn": fork.turn,
         "parent": fork.departs_from,
         "cause": fork.cause.value,
-        "message_index": fork.message_index,
         "first_difference": {
             "at_text": None if fork.text is None else fork.text.at,
             "text": None if fork.text is None else [fork.text.before, fork.text.after],
