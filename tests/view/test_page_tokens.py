@@ -54,15 +54,19 @@ def test_a_token_says_which_bytes_of_which_character_it_has_and_what_else_was_li
     expect(page.locator("aside li a").first).to_contain_text(f"{entropy:.3f}")
 
 
-def test_a_rollout_says_how_it_was_sampled_and_a_sample_what_its_logprobs_are_of(tmp_path: Path) -> None:
+def test_a_rollout_says_how_it_was_sampled_and_when_and_a_sample_what_its_logprobs_are_of(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "exp", name="exp") as tape, tape.rollout(task_id="t") as rollout:
         session = rollout.session()
-        first = first_turn(session, sampling={"temperature": 0.7, "seed": 1}, logprob_kind="after_temperature")
-        next_turn(session, first, sampling={"temperature": 0.7, "seed": 2}, logprob_kind="after_temperature")
+        first, second = [
+            {"sampling": {"temperature": 0.7, "seed": at}, "logprob_kind": "after_temperature", "ended_at": 50.0 * at}
+            for at in (1, 2)
+        ]
+        next_turn(session, first_turn(session, **first, started_at=0.5), **second)
         rollout.finish(reward=1.0)
     with page_over(tmp_path / "exp") as address, browser_page(width=1400, height=900) as page:
         page.goto(f"{address}/exp/rollout/{rollout.id}")
         expect(page.locator("dt", has_text="sampling").locator("+ dd")).to_have_text("temperature 0.7")
+        expect(page.locator("dt", has_text="took").locator("+ dd")).to_have_text("1 min 40 s")
         page.goto(f"{address}/exp/rollout/{rollout.id}/tokens/0")
         expect(page.locator("main header")).to_contain_text("logprobs after temperature")
 

@@ -342,6 +342,7 @@ export interface RolloutAnswer {
   row: Row;
   head: Record<string, unknown>;
   outcome: Record<string, unknown>;
+  took_s?: number | null; // by its turns; an import records within a moment what took hours
   events: Record<string, unknown>[];
   trace: Record<string, unknown> | null;
   sessions: Session[];

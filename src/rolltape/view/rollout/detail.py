@@ -15,6 +15,7 @@ from rolltape.records.sample import Fate, Span
 from rolltape.records.turn import Turn
 from rolltape.samples import Linearized, linearize
 from rolltape.samples.compare import Comparison
+from rolltape.samples.facts import seconds_of
 from rolltape.samples.linearize import LinearizedSession
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
@@ -41,6 +42,7 @@ def build_detail(
     return {
         "head": to_plain(rollout.head),
         "outcome": to_plain(rollout.outcome),
+        "took_s": seconds_of(rollout),
         "events": [to_plain(event) for event in rollout.events if event.kind not in _ELSEWHERE],
         "trace": _trace(rollout),
         "annotations": build_annotations(rollout.annotations),
