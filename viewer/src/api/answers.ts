@@ -183,6 +183,7 @@ export interface Overview {
 export interface Row {
   id: string;
   try: number;
+  tries?: number; // of the rollout
   short: string;
   step: number;
   source: string | null;

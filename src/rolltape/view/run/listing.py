@@ -235,7 +235,8 @@ class Listing:
         rows = self.state.rows
         rollout, try_index = rows.key(row)
         place = {"step": rows.get("step", row), "task": rows.text(row, "task"), "attempt": rows.get("attempt", row)}
-        return {"rollout": rollout, "try": try_index, "short": rollout[:SHORT_ID], **place}
+        tries = len(rows.tries(rollout))
+        return {"rollout": rollout, "try": try_index, "tries": tries, "short": rollout[:SHORT_ID], **place}
 
     def row(self, row: int) -> dict[str, Any]:
         """One rollout as a row of the table."""
@@ -245,6 +246,7 @@ class Listing:
         return {
             "id": rows.ids[row],
             "try": rows.get("try_index", row),
+            "tries": len(rows.tries(rows.ids[row])),
             "short": rows.ids[row][:SHORT_ID],
             "step": rows.get("step", row),
             "source": rows.text(row, "source"),
