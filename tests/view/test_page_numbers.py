@@ -76,6 +76,9 @@ def test_a_mean_is_over_the_rollouts_that_have_a_finite_reward(tmp_path: Path) -
         expect(page.get_by_role("row").filter(has_text="exp").locator("td.strong")).to_have_text("0.8")
         page.goto(f"{address}/exp")
         expect(page.locator(".figures dd").first).to_have_text("0.8std 0.4")
+        rewards = page.locator(".panel").filter(has=page.get_by_role("heading", name="Rewards", exact=True))
+        expect(rewards).to_contain_text("of 5 rollouts")
+        expect(rewards.locator(".chip")).to_have_text(["1 not finite, left out", "2 finished without one"])
         expect(page.locator(".panel").filter(has_text="Reward over steps")).to_contain_text("step 1, 1 rewarded")
 
 
@@ -94,3 +97,15 @@ def test_a_group_says_of_how_many_attempts_its_figures_are(
         assert rolltape_command(["view", "--static", str(tmp_path / "out"), str(run), row.head.id]) == 0
         page.goto((tmp_path / "out" / f"group-{group}.html").as_uri())
         expect(page.locator(".title")).to_contain_text(f"{says} 1 of them is shown here")
+
+
+def test_a_time_that_is_rounded_up_to_the_next_unit_is_written_in_that(tmp_path: Path) -> None:
+    took = {0.9996: "1.00 s", 9.996: "10.0 s", 59.97: "1 min 0 s", 3599.7: "1 h 0 min", 59.4: "59.4 s"}
+    with rolltape.open(tmp_path / "exp", name="exp") as tape, tape.rollout(task_id="t") as rollout:
+        for seconds in took:
+            first_turn(rollout.session(), started_at=1000.0, ended_at=1000.0 + seconds)
+        rollout.finish(reward=1.0)
+    with page_over(tmp_path / "exp") as address, browser_page(width=1440, height=1200) as page:
+        for session, text in enumerate(took.values()):
+            page.goto(f"{address}/exp/rollout/{rollout.id}/turn/{rollout.id}.0.{session}.0")
+            expect(page.locator("[data-turn] .facts")).to_contain_text(text)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,11 +58,11 @@ def test_a_token_says_which_bytes_of_which_character_it_has_and_what_else_was_li
 def test_a_rollout_says_how_it_was_sampled_and_when_and_a_sample_what_its_logprobs_are_of(tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "exp", name="exp") as tape, tape.rollout(task_id="t") as rollout:
         session = rollout.session()
-        first, second = [
+        fields: list[dict[str, Any]] = [
             {"sampling": {"temperature": 0.7, "seed": at}, "logprob_kind": "after_temperature", "ended_at": 50.0 * at}
             for at in (1, 2)
         ]
-        next_turn(session, first_turn(session, **first, started_at=0.5), **second)
+        next_turn(session, first_turn(session, **fields[0], started_at=0.5), **fields[1])
         rollout.finish(reward=1.0)
     with page_over(tmp_path / "exp") as address, browser_page(width=1400, height=900) as page:
         page.goto(f"{address}/exp/rollout/{rollout.id}")

@@ -158,7 +158,7 @@ export interface Overview {
   problems?: number;
   problem_list?: string[]; // the first of them, in words
   reward: Spread | null;
-  rewards_not_finite?: number;
+  rewards_not_finite: number;
   progress?: Progress; // absent: everything is indexed
   turns: number;
   sampled_tokens: number;
