@@ -79,6 +79,10 @@ def test_a_mean_is_over_the_rollouts_that_have_a_finite_reward(tmp_path: Path) -
         rewards = page.locator(".panel").filter(has=page.get_by_role("heading", name="Rewards", exact=True))
         expect(rewards).to_contain_text("of 5 rollouts")
         expect(rewards.locator(".chip")).to_have_text(["1 not finite, left out", "2 finished without one"])
+        for width in (1024, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.set_viewport_size({"width": 1440, "height": 1200})
         expect(page.locator(".panel").filter(has_text="Reward over steps")).to_contain_text("step 1, 1 rewarded")
 
 
