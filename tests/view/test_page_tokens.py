@@ -5,13 +5,16 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
+import rolltape
 from browser import browser_page
 from byte_tokens import LEFT_OUT, PROBABILITIES, PROMPT, REPLY, record_bytes
+from taped import first_turn, next_turn
 from trained_runs import samples_of
 from view_columns import unpacked
 from viewed import VIEWER, page_over, serious_findings
@@ -50,6 +53,23 @@ def test_a_token_says_which_bytes_of_which_character_it_has_and_what_else_was_li
     page.get_by_role("button", name="Entropy, at least").click()
     entropy = -sum(p * math.log(p) for p in (*PROBABILITIES, 1 - sum(PROBABILITIES)))
     expect(page.locator("aside li a").first).to_contain_text(f"{entropy:.3f}")
+
+
+def test_a_rollout_says_how_it_was_sampled_and_when_and_a_sample_what_its_logprobs_are_of(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "exp", name="exp") as tape, tape.rollout(task_id="t") as rollout:
+        session = rollout.session()
+        fields: list[dict[str, Any]] = [
+            {"sampling": {"temperature": 0.7, "seed": at}, "logprob_kind": "after_temperature", "ended_at": 50.0 * at}
+            for at in (1, 2)
+        ]
+        next_turn(session, first_turn(session, **fields[0], started_at=0.5), **fields[1])
+        rollout.finish(reward=1.0)
+    with page_over(tmp_path / "exp") as address, browser_page(width=1400, height=900) as page:
+        page.goto(f"{address}/exp/rollout/{rollout.id}")
+        expect(page.locator("dt", has_text="sampling").locator("+ dd")).to_have_text("temperature 0.7")
+        expect(page.locator("dt", has_text="took").locator("+ dd")).to_have_text("1 min 40 s")
+        page.goto(f"{address}/exp/rollout/{rollout.id}/tokens/0")
+        expect(page.locator("main header")).to_contain_text("logprobs after temperature")
 
 
 def test_two_measures_at_once_and_where_the_trainers_mask_differs_from_the_tape(page: Page) -> None:

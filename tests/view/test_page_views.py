@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import ConsoleMessage, Page, expect
 
+import rolltape
 from browser import browser_page
 from rolltape.demo import record_scripted
+from taped import first_turn
 from viewed import ask, page_over, serious_findings
 
 
@@ -269,3 +271,31 @@ def test_nothing_is_wider_than_a_narrow_window(page: Page, address: str, forked:
     page.get_by_role("button", name="Turns", exact=True).click()
     assert page.locator(".cause").first.is_visible()
     assert not page.locator("[data-turn]").first.is_visible()
+
+
+def test_an_earlier_try_opens_as_itself_wherever_it_is_listed(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "exp", name="exp") as tape:
+        for reward in (None, 1.0):
+            rollout = tape.rollout(task_id="t", new_try=True)
+            first_turn(rollout.session())
+            if reward is None:
+                rollout.fail("it broke")
+            else:
+                rollout.finish(reward=reward)
+    with page_over(tmp_path / "exp") as address, browser_page(width=1400, height=900) as page:
+        own = f"{address}/exp/rollout/{rollout.id}"
+        page.goto(f"{address}/exp/rollouts?sort=reward")
+        links = page.locator(".row a")
+        expect(links).to_have_count(2)
+        shown = [one.get_attribute("href") for one in links.all()]
+        assert shown == [f"{own.removeprefix(address)}?try={at}" for at in (1, 0)]
+        links.last.click()
+        expect(page.locator("header.title")).to_contain_text("it broke")
+        page.get_by_role("button", name="Compare with…").click()
+        page.goto(f"{own}?try=1")
+        page.get_by_role("button", name="Compare", exact=True).click()
+        expect(page.locator(".head.a")).to_contain_text("failed")
+        expect(page.locator(".head.b .reward")).to_have_text("1")
+        page.goto(f"{address}/exp")
+        page.get_by_role("link", name="attempt 0: failed").click()
+        expect(page.locator("header.title")).to_contain_text("it broke")

@@ -16,6 +16,7 @@ from rolltape.records.policy import PRESETS, Credit
 from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.samples.credit import advantages_of
+from rolltape.view.rollout import detail
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from sessions import Recording
 from strategies import rollouts, searching
@@ -68,9 +69,8 @@ def _check_overview(run: rolltape.Run, answers: RolloutAnswers) -> None:
     assert overview["ledger"] == dict(ledger)
     assert overview["fork_causes"] == Counter(fork.cause.value for one in made for fork in one.forks)
     rewards = [row.outcome.reward for row in run.index() if row.outcome.reward is not None]
-    assert overview["mean_reward"] == (math.fsum(rewards) / len(rewards) if rewards else None) or np.isclose(
-        overview["mean_reward"], np.mean(rewards)
-    )
+    assert (overview["reward"] or {}).get("rollouts", 0) == len(rewards)
+    assert overview["reward"] is None or np.isclose(overview["reward"]["mean"], math.fsum(rewards) / len(rewards))
     assert sum(overview["statuses"].values()) == len(run.index())
 
 
@@ -158,7 +158,6 @@ def test_a_group_says_where_its_attempts_part(tmp_path: Path) -> None:
     with answers_for(tmp_path / "run") as answers:
         group = rolltape.read(tmp_path / "run").index()[0].head.group
         told = answers.group(group)()
-        assert told["common_prefix"] == 1
         assert [one["attempt"] for one in told["rollouts"]] == [0, 1, 2]
         assert [len(one["messages"]) for one in told["rollouts"]] == [4, 4, 4]
         keys = [[message["key"] for message in one["messages"]] for one in told["rollouts"]]
@@ -177,6 +176,19 @@ def test_a_comparison_tells_the_fates_of_every_turn_under_both_policies(tmp_path
             totals.update(turn[side])
         expected = rolltape.linearize(rollout, policy).ledger.totals()
         assert totals == {fate.value: tokens for fate, tokens in expected.items()} == told[side]["ledger"]
+
+
+def test_samples_whose_spans_are_left_out_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detail, "_SAMPLES_WITH_SPANS", 1)
+    with rolltape.open(tmp_path / "run", name="run") as tape:
+        rollout = tape.rollout(task_id="task")
+        for _ in range(2):
+            first_turn(rollout.session())
+        rollout.finish(reward=1.0)
+    with answers_for(tmp_path / "run") as answers:
+        (first, second) = answers.compare(answers.row(rollout.id, None), None, None)()["left"]["samples"]
+    assert [span["origin"] for span in first["spans"]] == ["prompt", "sampled"]
+    assert second["spans"] is None  # the page draws it from its counts
 
 
 def test_the_try_that_counts_is_shown_unless_another_is_named(tmp_path: Path) -> None:

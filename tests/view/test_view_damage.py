@@ -1,5 +1,6 @@
 """What cannot be read is said, stays said, and everything else is shown."""
 
+import asyncio
 import shutil
 import sqlite3
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 import rolltape
 from rolltape.records.rollout import EventKind
-from taped import record_run
+from taped import first_turn, record_run
 from viewing import answers_for, asking
 
 
@@ -100,3 +101,28 @@ def test_a_statement_that_makes_no_sense_costs_that_statement_alone(tmp_path: Pa
         assert [(row["reward"], row["filter"]) for row in rows] == [(0.0, None), (1.0, None), (2.0, "no good")]
         told = answers.overview(None)["problem_list"]
         assert [any(one in text for text in told) for one in ids] == [True, True, False]
+
+
+async def test_a_run_that_is_deleted_and_recorded_again_is_shown_as_it_is_now(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (first, *_) = record_run(run)
+    async with asking(run) as ask, ask.client.get("/api/exp/live") as events:
+        before = await ask.caught_up("exp")
+        assert "turns" in str(await ask.json(f"/api/exp/rollouts/{first}"))
+        run.rename(tmp_path / "deleted")  # at once: a file that is made meanwhile would stop `rmtree`
+        gone = await ask.until("/api/exp/overview", lambda one: one["problems"] == 1)
+        assert (gone["rollouts"], gone["live"]) == (before["rollouts"], False)
+        assert "the run is no longer there; the page shows what was read before" in gone["problem_list"][0]
+        assert not run.exists()  # nobody makes an index where no run is
+
+        with rolltape.open(run, name="another") as tape, tape.rollout(task_id="other") as rollout:
+            first_turn(rollout.session())
+            rollout.finish(reward=-3.0)
+        now = await ask.until("/api/exp/overview", lambda one: one["name"] == "another" and one["read_through"])
+        assert (now["rollouts"], now["reward"]["mean"], now["problems"]) == (1, -3.0, 0)
+        assert now["snapshot"] > before["snapshot"]  # pages that are open ask again
+        assert (await ask.json(f"/api/exp/rollouts/{rollout.id}"))["row"]["task"] == "other"
+        assert (await ask.refused(f"/api/exp/rollouts/{first}"))[0] == 404
+        async with asyncio.timeout(60):
+            while rollout.id not in (await events.content.readuntil(b"\n\n")).decode():
+                pass

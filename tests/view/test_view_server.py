@@ -84,7 +84,11 @@ async def test_one_that_has_no_reward_is_sorted_last_both_ways(tmp_path: Path) -
         assert (up, down) == ([0, 3, 1, 2], [3, 0, 1, 2])
         rows = (await ask.json("/api/run/rollouts"))["rows"]
         assert [row["reward"] for row in rows] == [1.0, None, {"$float": "nan"}, 2.0]
-        assert (overview["mean_reward"], overview["rewards_not_finite"]) == (1.5, 1)
+        assert (overview["reward"]["mean"], overview["reward"]["rollouts"], overview["rewards_not_finite"]) == (
+            1.5,
+            2,
+            1,
+        )
 
 
 async def test_new_rollouts_turns_and_rewards_appear_while_a_run_is_recorded(tmp_path: Path) -> None:
@@ -417,7 +421,7 @@ async def test_a_person_without_the_key_reads_what_to_do(tmp_path: Path) -> None
         assert "<b>" not in text
 
 
-async def test_a_group_says_how_many_of_its_attempts_it_leaves_out(
+async def test_a_group_too_large_to_show_counts_all_of_its_attempts_and_rewards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollout_answers, "_MOST_IN_A_GROUP", 2)
@@ -425,8 +429,9 @@ async def test_a_group_says_how_many_of_its_attempts_it_leaves_out(
         for attempt in range(3):
             with tape.rollout(task_id="t", attempt=attempt) as rollout:
                 first_turn(rollout.session())
-                rollout.finish(reward=1.0)
+                rollout.finish(reward=float(attempt))
     async with asking(tmp_path / "run") as ask:
         await ask.caught_up("run")
         group = await ask.json(f"/api/run/groups/{rollout.head.group}")
-        assert ([one["attempt"] for one in group["rollouts"]], group["left_out"]) == ([0, 1], 1)
+        assert [one["attempt"] for one in group["rollouts"]] == [0, 1]
+        assert (group["attempts"], group["reward"]["rollouts"], group["reward"]["mean"]) == (3, 3, 1.0)

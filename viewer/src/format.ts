@@ -61,7 +61,7 @@ export function compact(value: number | null | undefined): string {
   if (value === null || value === undefined) return NONE;
   if (Math.abs(value) < 10_000) return count(value);
   for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]] as const) {
-    if (Math.abs(value) >= unit) return `${Number((value / unit).toPrecision(3))} ${name}`;
+    if (Math.abs(Number(value.toPrecision(3))) >= unit) return `${Number((value / unit).toPrecision(3))} ${name}`;
   }
   return count(value);
 }
@@ -78,11 +78,11 @@ export function percent(part: number, whole: number): string {
 
 export function duration(nanoseconds: number | null): string {
   if (nanoseconds === null || nanoseconds < 0) return NONE;
-  const seconds = nanoseconds / 1e9;
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  const seconds = nanoseconds / 1e9, whole = Math.round(seconds), minutes = Math.round(seconds / 60);
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 59.95) return `${seconds.toFixed(seconds < 9.995 ? 2 : 1)} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 export function between(start: number | null, end: number | null): string {

@@ -173,11 +173,21 @@ function queryOf(filter: Record<string, string>): string {
 export interface RolloutPlace {
   r: string;
   id: string;
-  try: number;
+  try: number | null; // null: the one that counts
+}
+
+/** The try that an address must name; null: there is one only. Without a name, the try that counts is shown. */
+export function namedTry(row: { try: number; tries?: number }): number | null {
+  return row.try || (row.tries ?? 1) > 1 ? row.try : null;
+}
+
+export function tryQuery(row: { try: number; tries?: number }): string {
+  const named = namedTry(row);
+  return named === null ? "" : `?try=${named}`;
 }
 
 function side(letter: "a" | "b", one: RolloutPlace): Record<string, string> {
-  return { [letter]: one.r, [`${letter}_rollout`]: one.id, ...(one.try ? { [`${letter}_try`]: String(one.try) } : {}) };
+  return { [letter]: one.r, [`${letter}_rollout`]: one.id, ...(one.try === null ? {} : { [`${letter}_try`]: String(one.try) }) };
 }
 
 export const paths = {

@@ -112,6 +112,7 @@ export const FLAG: Record<string, string> = {
   nan_logprob: "the engine returned NaN, recorded as no logprob",
 };
 
+/** A word of Rolltape's own, such as a status or a cause, as a reader wants it. Names that users give stay as they are. */
 export function plain(word: string | null | undefined): string {
   return (word ?? "").replaceAll("_", " ").replace(":", ": ");
 }

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rolltape.errors import RolltapeError
+from rolltape.errors import RolltapeError, TapeError
 from rolltape.extras import arrow_errors
 from rolltape.records.ids import page_name
 from rolltape.tape.index.database import POINTER, IndexFile
 from rolltape.tape.rundir import find_run
-from rolltape.view.run.state import RunState, TrainerFigures
+from rolltape.view.run.state import RunState, TrainerFigures, about_now
 
 if TYPE_CHECKING:  # the import for reading shards takes longer than the first page
     from pathlib import Path
@@ -37,14 +37,15 @@ log = logging.getLogger("rolltape.view")
 class ServedRun:
     """One run that is served."""
 
-    def __init__(self, name: str, location: str) -> None:
+    def __init__(self, name: str, location: str, *, snapshot: int = 0) -> None:
         found = find_run(location)
+        self._directory = found.directory
         self.name = name  # in addresses
         self.title = str(found.about["name"])
         self.location = found.location
         path = None if found.directory is None else found.directory.path
         self.path = path  # None if it is not on this machine
-        self.state = RunState(IndexFile(path, found.location, found.about.get("created")), found.directory)
+        self.state = RunState(IndexFile(path, found.location, found.about.get("created")), found.directory, snapshot)
         self.search_file = IndexFile(path, found.location, found.about.get("created"))  # for the threads that search
         self.has_index = (self.search_file.folder / POINTER).exists()
         self.changed = asyncio.Condition()
@@ -116,6 +117,15 @@ class ServedRun:
         fill(self.index, summarize, words=words)
         self.state.refresh()
 
+    def successor(self) -> "ServedRun | None":
+        """The run that lies in its place now, after it was deleted; None: it is there, or no other is."""
+        if self._directory is None or about_now(self._directory) in (self._directory.about, None):
+            return None
+        try:
+            return ServedRun(self.name, self.location, snapshot=self.state.snapshot + 1)
+        except TapeError:  # that was deleted too
+            return None
+
     def close(self) -> None:
         if "_run" in self.__dict__:
             self.index.close()
@@ -167,14 +177,17 @@ class ServedRuns:
     async def _poll(self) -> None:
         """Read changes of the indexes, and wake the requests that wait for them."""
         while True:
-            for run in self.runs.values():
-                if run.state.refresh():
+            for name, run in self.runs.items():
+                successor = run.successor()
+                if successor is not None:
+                    self.runs[name] = successor
+                if (successor or run).state.refresh() or successor is not None:
                     await notify(run)
             await asyncio.sleep(_POLL_S)
 
     async def _poll_trainer(self) -> None:
         while True:
-            for run in self.runs.values():
+            for run in list(self.runs.values()):
                 try:
                     figures = await asyncio.get_running_loop().run_in_executor(self.threads, run.figures)
                 except arrow_errors(RolltapeError, OSError, ValueError):

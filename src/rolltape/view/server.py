@@ -44,8 +44,8 @@ class ViewServer:
         self._served = served
         self._base = base  # path
         self._guard = guard
-        self._answers = {name: RunAnswers(run) for name, run in served.runs.items()}
-        self._rollout_answers: dict[str, RolloutAnswers] = {}
+        self._known_answers: dict[str, RunAnswers] = {}
+        self._rollout_answers: type[RolloutAnswers] | None = None  # None: not imported yet
         self._comparisons = Comparisons()
         self._writing = WriteRoutes(guard, served, self._row, self._in_thread)
 
@@ -106,16 +106,28 @@ class ViewServer:
             answer.headers.setdefault("Cache-Control", "no-store")
         return answer
 
+    @property
+    def _answers(self) -> dict[str, RunAnswers]:
+        """The answers about each run that is served now."""
+        known = self._known_answers
+        for name, run in self._served.runs.items():
+            if name not in known or known[name].run is not run:
+                known[name] = RunAnswers(run)
+        return known
+
     def _run_answers(self, request: web.Request) -> RunAnswers:
         return find_run_answers(self._answers, request.match_info["r"])
 
     async def _load_rollout_answers(self, name: str) -> "RolloutAnswers":
         """Answers about rollouts too. The modules that compute them are imported at the first request."""
-        run = find_run_answers(self._answers, name).run
-        if run.name not in self._rollout_answers:
-            answers = await self._in_thread(lambda: _make_rollout_answers(run))
-            self._answers[run.name] = self._rollout_answers.setdefault(run.name, answers)
-        return self._rollout_answers[run.name]
+        find_run_answers(self._answers, name)
+        kind = self._rollout_answers
+        if kind is None:
+            kind = self._rollout_answers = await self._in_thread(_import_rollout_answers)
+        answers = self._answers[name]
+        if not isinstance(answers, kind):
+            answers = self._known_answers[name] = kind(answers.run)
+        return answers
 
     async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
         answers = await self._load_rollout_answers(request.match_info["r"])
@@ -293,11 +305,12 @@ class ViewServer:
         while True:
             try:
                 async with run.changed, asyncio.timeout(_HEARTBEAT_S):
-                    while run.state.snapshot == sent:
+                    while self._served.runs[run.name].state.snapshot == sent:
                         await run.changed.wait()
             except TimeoutError:
                 await answer.write(b": still here\n\n")
                 continue
+            run = self._served.runs[run.name]  # another may have been recorded in its place
             changed = list(run.state.changed_since(sent))
             sent = run.state.snapshot
             await answer.write(_encode_event(sent, changed))
@@ -324,10 +337,10 @@ class ViewServer:
         return answer
 
 
-def _make_rollout_answers(run: ServedRun) -> "RolloutAnswers":
+def _import_rollout_answers() -> "type[RolloutAnswers]":
     from rolltape.view.rollout.rollout_answers import RolloutAnswers
 
-    return RolloutAnswers(run)
+    return RolloutAnswers
 
 
 def _encode_event(snapshot: int, changed: list[str]) -> bytes:

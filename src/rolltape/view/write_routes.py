@@ -13,7 +13,7 @@ from rolltape.view.answers import encode_answer
 from rolltape.view.guard import ViewGuard
 from rolltape.view.rights import Share
 from rolltape.view.run.run_answers import Work
-from rolltape.view.served_runs import ServedRuns, notify
+from rolltape.view.served_runs import ServedRun, ServedRuns, notify
 
 if TYPE_CHECKING:
     from rolltape.view.rollout.rollout_answers import RolloutAnswers
@@ -44,9 +44,8 @@ class WriteRoutes:
         self._guard = guard
         self._find = find  # finds the rollout of a request
         self._in_thread = in_thread
-        self._runs = served.runs
-        self._annotators = {name: RunAnnotator(run) for name, run in served.runs.items()}
-        served.on_close += [one.close for one in self._annotators.values()]
+        self._served = served
+        self._annotators: dict[ServedRun, RunAnnotator] = {}
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -62,7 +61,9 @@ class WriteRoutes:
         may_see_all = guard.shares is None or guard.has_key(request)
         annotate = None
         if guard.annotate is not None and guard.may_annotate(request):
-            read_only = {name: why for name, run in self._runs.items() if (why := why_read_only(run)) is not None}
+            read_only = {
+                name: why for name, run in self._served.runs.items() if (why := why_read_only(run)) is not None
+            }
             annotate = {"author": guard.annotate.author, "read_only": read_only}
         shared = [] if may_see_all else guard.shared(request)
         return _answer(
@@ -77,7 +78,10 @@ class WriteRoutes:
         right = self._guard.require_annotate(request)
         asked = _decode(await request.read(), AnnotationRequest)
         answers, row = await self._find(request)
-        annotator = self._annotators[answers.run.name]
+        if answers.run not in self._annotators:
+            self._annotators[answers.run] = annotator = RunAnnotator(answers.run)
+            self._served.on_close.append(annotator.close)
+        annotator = self._annotators[answers.run]
         held = await self._in_thread(
             answers.annotate(row, lambda rollout: annotator.write(asked, rollout, right.author))
         )

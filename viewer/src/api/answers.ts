@@ -31,6 +31,7 @@ export interface RunRow {
 }
 
 export interface Spread {
+  rollouts: number; // with a finite reward
   mean: Num;
   std: Num;
   min: Num;
@@ -41,10 +42,7 @@ export interface Spread {
 export interface StepRow {
   step: number;
   rollouts: number;
-  finished: number;
   reward: Spread | null;
-  turns_mean: Num;
-  tokens_mean: Num;
   lengths: Lengths;
   ledger: Counts;
   fork_causes: Counts;
@@ -159,11 +157,13 @@ export interface Overview {
   last_activity_ns?: number | null;
   problems?: number;
   problem_list?: string[]; // descriptions of the first ones
-  rewards_not_finite?: number;
+  reward: Spread | null;
+  rewards_not_finite: number;
   progress?: Progress; // absent if everything is indexed
-  sampled_tokens?: number;
+  turns: number;
+  sampled_tokens: number;
   by_step: StepRow[];
-  by_time?: { at_ns: number; rollouts: number; reward: Spread | null }[];
+  by_time: { at_ns: number; reward: Spread }[];
   reward_histogram: Histogram | null;
   statuses: Counts;
   stop_reasons: Counts;
@@ -183,6 +183,7 @@ export interface Overview {
 export interface Row {
   id: string;
   try: number;
+  tries?: number; // of the rollout
   short: string;
   step: number;
   source: string | null;
@@ -268,9 +269,9 @@ export interface GroupAnswer {
   task: string | null;
   step: number;
   task_data: unknown;
-  rollouts: (Row & { messages: Message[] })[];
-  common_prefix: number;
-  progress?: Progress;
+  rollouts: (Row & { messages: Message[] })[]; // of a large group the first ones, in an exported page those that were chosen
+  attempts: number; // of the whole group
+  reward: Spread | null; // likewise
 }
 
 export interface Turn {
@@ -293,6 +294,7 @@ export interface Turn {
   ignored_params?: string[];
   auxiliary: string | null;
   reward: Num;
+  sampling?: Record<string, unknown>; // parameters as they were applied
   fates: Counts;
   error?: string | null;
 }
@@ -341,6 +343,7 @@ export interface RolloutAnswer {
   row: Row;
   head: Record<string, unknown>;
   outcome: Record<string, unknown>;
+  took_s?: number | null; // by its turns; an import records within a moment what took hours
   events: Record<string, unknown>[];
   trace: Record<string, unknown> | null;
   sessions: Session[];

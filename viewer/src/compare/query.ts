@@ -5,7 +5,6 @@ import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
 import { float, number } from "../format";
 import { sorted } from "../tasks/query";
-import { plain } from "../words";
 import type { ComparedTask, ComparisonAnswer, Letter } from "./answers";
 
 const SIDE = ["step", "version", "model", "agent", "environment", "source", "tag"] as const;
@@ -70,7 +69,7 @@ export function firstComparison(r: string, runs: string[], steps: number[]): Rec
 const MEASURES: Record<string, string> = { reward: "mean reward", solved: "solved share", turns: "turns", tokens: "sampled tokens" };
 
 export function measureName(measure: string): string {
-  return MEASURES[measure] ?? plain(measure.replace(/^term\./, ""));
+  return MEASURES[measure] ?? measure.replace(/^term\./, "");
 }
 
 export function chance(p: Num): string {

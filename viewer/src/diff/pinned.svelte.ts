@@ -2,7 +2,7 @@
 
 import { isStatic } from "../api/embedded";
 import type { Row } from "../api/answers";
-import { go, paths, type RolloutPlace } from "../route.svelte";
+import { go, namedTry, paths, type RolloutPlace } from "../route.svelte";
 
 export interface Pinned extends RolloutPlace {
   name: string;
@@ -38,11 +38,11 @@ export function pin(one: Pinned | null): void {
 }
 
 export function isPinned(r: string, row: Row): boolean {
-  return state.pinned?.r === r && state.pinned.id === row.id && state.pinned.try === row.try;
+  return state.pinned?.r === r && state.pinned.id === row.id && state.pinned.try === namedTry(row);
 }
 
 export function pinRow(r: string, row: Row): void {
-  pin({ r, id: row.id, try: row.try, name: `${row.task ?? row.short}, attempt ${row.attempt}`, task: row.task, source: row.source });
+  pin({ r, id: row.id, try: namedTry(row), name: `${row.task ?? row.short}, attempt ${row.attempt}`, task: row.task, source: row.source });
 }
 
 /** Store the first rollout; compare the second one with it. */
@@ -52,6 +52,6 @@ export function compareWith(r: string, row: Row): void {
   else if (isPinned(r, row)) pin(null);
   else {
     pin(null);
-    go(paths.diff(first, { r, id: row.id, try: row.try }));
+    go(paths.diff(first, { r, id: row.id, try: namedTry(row) }));
   }
 }

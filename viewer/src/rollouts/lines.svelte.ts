@@ -2,7 +2,7 @@
 
 import type { FoundLine, Row } from "../api/answers";
 import { json } from "../api/client";
-import { paths } from "../route.svelte";
+import { paths, tryQuery } from "../route.svelte";
 
 const AT_ONCE = 40; // rollouts in a request
 const WAITS_MS = 60;
@@ -46,8 +46,7 @@ export class FoundLines {
 
 /** The address of a row's rollout; from a search it leads to the match. */
 export function pathOfRow(r: string, row: Row, words: string | null): string {
-  const query = new URLSearchParams();
-  if (row.try) query.set("try", String(row.try));
+  const query = new URLSearchParams(tryQuery(row));
   if (words) query.set("q", words);
   return `${paths.rollout(r, row.id)}${query.size ? `?${query}` : ""}`;
 }

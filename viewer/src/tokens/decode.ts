@@ -20,7 +20,7 @@ export interface TokenHeader {
   columns: { name: string; dtype: "i4" | "f4" | "u1" | "i8"; offset: number; length: number }[];
   spans: Span[];
   versions: (string | [string, string])[];
-  sample: { id: string; index: number; reward: Num; advantage: Num; loss_weight: Num; trained?: number } | null;
+  sample: { id: string; index: number; reward: Num; advantage: Num; loss_weight: Num; trained: number; logprob_kind?: string | null } | null;
   top?: number; // number of most likely tokens per place
   trainer?: { step: number; place: string; joined: boolean; tokens?: number; records?: { step: number; place: string }[] } | null;
   missing: string[];

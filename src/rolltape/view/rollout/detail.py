@@ -15,6 +15,7 @@ from rolltape.records.sample import Fate, Span
 from rolltape.records.turn import Turn
 from rolltape.samples import Linearized, linearize
 from rolltape.samples.compare import Comparison
+from rolltape.samples.facts import seconds_of
 from rolltape.samples.linearize import LinearizedSession
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
@@ -41,6 +42,7 @@ def build_detail(
     return {
         "head": to_plain(rollout.head),
         "outcome": to_plain(rollout.outcome),
+        "took_s": seconds_of(rollout),
         "events": [to_plain(event) for event in rollout.events if event.kind not in _ELSEWHERE],
         "trace": _trace(rollout),
         "annotations": build_annotations(rollout.annotations),
@@ -96,7 +98,6 @@ def _samples(made: Linearized, advantage: float | None) -> dict[str, Any]:
     return {
         "samples": samples,
         "policy": made.policy.name,
-        "policy_key": made.policy.key,
         "ledger": {fate.value: tokens for fate, tokens in made.ledger.totals().items()},
     }
 
@@ -104,8 +105,8 @@ def _samples(made: Linearized, advantage: float | None) -> dict[str, Any]:
 def _side(made: Linearized, advantage: float | None) -> dict[str, Any]:
     side = _samples(made, advantage)
     for index, sample in enumerate(side["samples"]):
-        spans = made.sample(index).spans if index < _SAMPLES_WITH_SPANS else ()
-        sample["spans"] = [describe_span(span) for span in spans]
+        drawn = index < _SAMPLES_WITH_SPANS
+        sample["spans"] = [describe_span(span) for span in made.sample(index).spans] if drawn else None
     return side
 
 
@@ -180,7 +181,6 @@ def _turn(placed: PlacedTurn, fates: dict[Fate, int], messages: MessageRenderer)
         "ended_ns": _to_ns(facts.ended_at),
         "finish": facts.finish.value,
         "error": facts.error,
-        "prompt_messages": len(turn.prompt),
         "kept_messages": kept,
         "prompt_tokens": len(turn.prompt_tokens),
         "new_prompt_tokens": len(turn.prompt_tokens) - placed.shared_tokens,
@@ -210,7 +210,6 @@ def _fork(fork: Fork, spell: Spell | None) -> dict[str, Any]:
         "turn": fork.turn,
         "parent": fork.departs_from,
         "cause": fork.cause.value,
-        "message_index": fork.message_index,
         "first_difference": {
             "at_text": None if fork.text is None else fork.text.at,
             "text": None if fork.text is None else [fork.text.before, fork.text.after],

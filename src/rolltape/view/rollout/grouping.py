@@ -46,19 +46,14 @@ def read_conversation(rollout: Rollout) -> OrderedMessages:
 
 
 def build_group(group: str, attempts: Sequence[tuple[dict[str, Any], Rollout]]) -> dict[str, Any]:
-    """The attempts, each as a row of the table with its messages, and the number of messages that all share."""
-    conversations = [read_conversation(rollout) for _, rollout in attempts]
+    """The attempts, each as a row of the table with its messages."""
     first = attempts[0][1].head
     return {
         "group": group,
         "task": first.task_id,
         "step": first.step,
         "task_data": first.task,
-        "rollouts": [
-            {**row, "messages": render_conversation(conversation)}
-            for (row, _), conversation in zip(attempts, conversations, strict=True)
-        ],
-        "common_prefix": _common_length([[message.canonical for message in one.messages] for one in conversations]),
+        "rollouts": [{**row, "messages": render_conversation(read_conversation(rollout))} for row, rollout in attempts],
     }
 
 
@@ -69,12 +64,3 @@ def render_conversation(conversation: OrderedMessages) -> list[dict[str, Any]]:
         render_message(message) | (after if index in conversation.compacted_at else {})
         for index, message in enumerate(conversation.messages)
     ]
-
-
-def _common_length(conversations: Sequence[Sequence[bytes]]) -> int:
-    shared = 0
-    for messages in zip(*conversations, strict=False):
-        if len(set(messages)) > 1:
-            break
-        shared += 1
-    return shared

@@ -23,6 +23,7 @@ from rolltape.view.rollout.grouping import build_group, read_conversation, rende
 from rolltape.view.rollout.images import Image, find_images
 from rolltape.view.rollout.masking import Mask
 from rolltape.view.rollout.tokens import pack_sample, pack_turn, read_turn
+from rolltape.view.run.overview import describe_rewards
 from rolltape.view.run.run_answers import RunAnswers, Work
 from rolltape.view.served_runs import ServedRun
 
@@ -167,16 +168,19 @@ class RolloutAnswers(RunAnswers):
         return work
 
     def group(self, group: str, only: Collection[int] | None = None) -> Work:
-        """The attempts at one task, or only those in some rows; for each rollout the try that counts."""
-        rows = self.run.state.rows
+        """The attempts at one task, or only those in some rows; for each rollout the try that counts.
+
+        The number of attempts and their rewards are those of the whole group.
+        """
+        rows, listing = self.run.state.rows, self.listing()
         group = self._group_named(group)
         members = np.flatnonzero(rows.columns["group"] == rows.texts["group"].known(group)).tolist()
-        counted = self._counted_tries(one for one in members if only is None or one in only)
-        chosen = sorted(counted, key=lambda row: (rows.get("attempt", row), row))[:_MOST_IN_A_GROUP]
-        listing = self.listing()
-        attempts = [(listing.row(row), self._loader(row)) for row in chosen]
-        left_out = len(counted) - len(chosen)
-        return lambda: build_group(group, [(row, load()) for row, load in attempts]) | {"left_out": left_out}
+        counted = self._counted_tries(members)
+        shown = counted if only is None else self._counted_tries(one for one in members if one in only)
+        shown = sorted(shown, key=lambda row: (rows.get("attempt", row), row))[:_MOST_IN_A_GROUP]
+        attempts = [(listing.row(row), self._loader(row)) for row in shown]
+        whole = {"attempts": len(counted), "reward": describe_rewards(listing.rewards[counted])}
+        return lambda: build_group(group, [(row, load()) for row, load in attempts]) | whole
 
     def conversation(self, row: int) -> Work:
         """A rollout's row with its messages, and the rows of all attempts at its task."""

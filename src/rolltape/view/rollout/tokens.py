@@ -212,7 +212,6 @@ def _spans(spans: Sequence[Span], session: Session) -> list[dict[str, Any]]:
         {
             **describe_span(span),
             "turn_sequence": turns[span.turn].sequence,
-            "turn_start": span.turn_start,
             "session": session.id,
             "messages": list(span.messages),
             "role": _role(turns[span.turn], span),

@@ -19,7 +19,7 @@ FORMS = {"csv": "text/csv", "rollouts": "application/x-ndjson", "samples": "appl
 _ENDINGS = {"csv": "csv", "rollouts": "jsonl", "samples": "jsonl"}
 _CHUNK = 256 * 1024  # bytes
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets treat texts with these beginnings as formulas
-_LEFT_OUT = ("short", "live", "terms", "problems")
+_LEFT_OUT = ("short", "tries", "live", "terms", "problems")
 
 
 def export_form(query: Query) -> str:

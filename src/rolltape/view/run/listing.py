@@ -235,7 +235,22 @@ class Listing:
         rows = self.state.rows
         rollout, try_index = rows.key(row)
         place = {"step": rows.get("step", row), "task": rows.text(row, "task"), "attempt": rows.get("attempt", row)}
-        return {"rollout": rollout, "try": try_index, "short": rollout[:SHORT_ID], **place}
+        return {
+            "rollout": rollout,
+            "try": try_index,
+            "tries": self._count_tries(row),
+            "short": rollout[:SHORT_ID],
+            **place,
+        }
+
+    def _count_tries(self, row: int) -> int:
+        """How many tries a row's rollout has."""
+        rows = self.state.rows
+        return len(rows.tries(rows.ids[row])) if self._some_has_tries else 1
+
+    @cached_property
+    def _some_has_tries(self) -> bool:
+        return bool(self.state.rows.columns["try_index"].any())
 
     def row(self, row: int) -> dict[str, Any]:
         """One rollout as a row of the table."""
@@ -245,6 +260,7 @@ class Listing:
         return {
             "id": rows.ids[row],
             "try": rows.get("try_index", row),
+            "tries": self._count_tries(row),
             "short": rows.ids[row][:SHORT_ID],
             "step": rows.get("step", row),
             "source": rows.text(row, "source"),

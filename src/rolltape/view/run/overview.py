@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.records.rollout import Status
 from rolltape.tape.index.database import CAUSES, FATES
 from rolltape.view.answers import to_plain
 from rolltape.view.run.lengths import build_histogram, count_statuses, count_texts, describe_lengths
 from rolltape.view.run.listing import Listing
-from rolltape.view.run.rows import STATUS_CODE, Array
+from rolltape.view.run.rows import Array
 from rolltape.view.run.state import RunState
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -40,8 +39,9 @@ def build_overview(listing: Listing, step: int | None = None) -> dict[str, Any]:
         "pending": state.pending(rows),
         "read_through": state.read_through,
         "progress": listing.progress,
+        "turns": int(columns["turns"][rows].sum()),
         "sampled_tokens": int(columns["sampled_tokens"][rows].sum()),
-        "mean_reward": float(rewards.mean()) if len(rewards) else None,
+        "reward": describe_rewards(rewards),
         "rewards_not_finite": int(listing.has_reward[rows].sum()) - len(rewards),
         "by_step": by_step,
         "by_time": _by_time(listing, rows),
@@ -90,16 +90,11 @@ def _problems(state: RunState) -> dict[str, Any]:
 
 
 def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Array) -> dict[str, Any]:
-    state, columns = listing.state, listing.state.rows.columns
-    trainer = state.trainer.get(step)
-    finished = listing.statuses[rows] == STATUS_CODE[Status.FINISHED]
+    trainer = listing.state.trainer.get(step)
     return {
         "step": step,
         "rollouts": len(rows),
-        "finished": int(finished.sum()),
-        "reward": _spread(_finite(listing.rewards[rows])),
-        "turns_mean": float(columns["turns"][rows].mean()) if len(rows) else None,
-        "tokens_mean": float(columns["sampled_tokens"][rows].mean()) if len(rows) else None,
+        "reward": describe_rewards(listing.rewards[rows]),
         "lengths": describe_lengths(listing, rows),
         "ledger": _summed([fate.value for fate in FATES], ledgers[rows]),
         "fork_causes": _summed([cause.value for cause in CAUSES], listing.causes[rows]),
@@ -110,10 +105,13 @@ def _step(listing: Listing, step: int, rows: Array, ledgers: Array, behind: Arra
     }
 
 
-def _spread(rewards: Array) -> dict[str, Any] | None:
+def describe_rewards(rewards: Array) -> dict[str, Any] | None:
+    """How the finite ones among rewards are distributed, and how many there are; None: there are none."""
+    rewards = _finite(rewards)
     if not len(rewards):
         return None
     return {
+        "rollouts": len(rewards),
         "mean": float(rewards.mean()),
         "std": float(rewards.std()),
         "min": float(rewards.min()),
@@ -135,7 +133,7 @@ def _by_time(listing: Listing, rows: Array) -> list[dict[str, Any]]:
     order = np.argsort(bucket, kind="stable")
     buckets, starts = np.unique(bucket[order], return_index=True)
     return [
-        {"at_ns": first + one * width, "rollouts": len(own), "reward": _spread(own)}
+        {"at_ns": first + one * width, "reward": describe_rewards(own)}
         for one, own in zip(buckets.tolist(), np.split(rewards[order], starts[1:]), strict=True)
     ]
 

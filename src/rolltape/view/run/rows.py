@@ -164,8 +164,9 @@ class Rows:
 
     def tries(self, rollout: str) -> dict[int, int]:
         """The row of each try of a rollout; empty if there is no such rollout."""
-        for row in range(self._listed, len(self)):  # a row keeps its key
-            self._tries.setdefault(self.ids[row], {})[self.get("try_index", row)] = row
+        fresh = zip(self.ids[self._listed :], self.columns["try_index"][self._listed :].tolist(), strict=True)
+        for row, (own, try_index) in enumerate(fresh, self._listed):  # a row keeps its key
+            self._tries.setdefault(own, {})[try_index] = row
         self._listed = len(self)
         return self._tries.get(rollout, {})
 

@@ -2,11 +2,12 @@
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from rolltape.errors import RolltapeError
+from rolltape.errors import RolltapeError, TapeError
 from rolltape.records.rollout import Status
 from rolltape.tape.index.database import IndexFile, read_about
 from rolltape.tape.index.queries import (
@@ -17,7 +18,7 @@ from rolltape.tape.index.queries import (
     is_recorded,
     source_problems,
 )
-from rolltape.tape.rundir import RUN_FILE, RunDirectory
+from rolltape.tape.rundir import RunDirectory
 from rolltape.view.run.rows import STATUS_CODE, Rows
 
 
@@ -39,15 +40,23 @@ class TrainerFigures(msgspec.Struct, frozen=True):
     max_mismatch_at: TokenPlace | None = None  # None if no record with a sample id has a mismatch
 
 
+def about_now(run: RunDirectory) -> dict[str, Any] | None:
+    """The run.json that lies there now: of another run, where the first was deleted. None: there is none."""
+    try:
+        return RunDirectory.opened(run.path).about
+    except TapeError:
+        return None
+
+
 class RunState:
     """The state of one run, used by one thread. `snapshot` grows with every change."""
 
-    def __init__(self, file: IndexFile, run: RunDirectory | None) -> None:
+    def __init__(self, file: IndexFile, run: RunDirectory | None, snapshot: int = 0) -> None:
         self._file = file
         self._run = run
         self._known: tuple[object, int] = (None, -1)  # identity and revision of the index that was read
         self.rows = Rows()
-        self.snapshot = 0
+        self.snapshot = snapshot
         self.progress = Progress(0, 0, 0, 0, 0)
         self.read_through = False  # the whole tape was indexed once: rollouts that are not indexed are new
         self.live = False  # whether a recording process is alive
@@ -59,20 +68,27 @@ class RunState:
 
     def refresh(self) -> bool:
         """Read the changes of the index, and return whether there are any."""
-        failure = None
         before = self.snapshot
-        try:
-            with self._file.reading() as connection:
-                self._read(connection)
-                failure = read_about(connection, "failure")
-        except (OSError, sqlite3.Error, RolltapeError) as error:
-            failure = f"the index cannot be read: {error}"
-            if self._run is not None and not (self._run.path / RUN_FILE).exists():
-                failure = f"{self._run.path}: the run is no longer there; the page shows what was read before"
+        # Not its index, if it is gone: that would be made again, in a folder that somebody is deleting.
+        if self._run is not None and about_now(self._run) != self._run.about:
+            failure: str | None = f"{self._run.path}: the run is no longer there; the page shows what was read before"
+            self.live = False
+        else:
+            failure = self._read_index()
         if failure != self._failure:
             self._failure = failure
             self.snapshot += self.snapshot == before
         return self.snapshot != before
+
+    def _read_index(self) -> str | None:
+        """Read what is new; returns why it cannot be read, or why it is not kept current."""
+        try:
+            with self._file.reading() as connection:
+                self._read(connection)
+                failure: str | None = read_about(connection, "failure")
+                return failure
+        except (OSError, sqlite3.Error, RolltapeError) as error:
+            return f"the index cannot be read: {error}"
 
     @property
     def made(self) -> object:
