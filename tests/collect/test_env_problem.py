@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltape.collect import Task
-from rolltape.collect.environments import AGENT, Ended, Score, environment_named
+from rolltape.collect.environments import AGENT, Ended, Score, environment_named, scoring
 from rolltape.collect.environments.scoring import last_number
 from rolltape.errors import NoSuchFunction, NotJsonError, TaskError
 from rolltape.records.rollout import StopReason
@@ -85,6 +85,19 @@ async def test_one_reply_ends_it() -> None:
 async def test_checker_tells_right_from_wrong(fields: dict[str, Any], right: str, wrong: str) -> None:
     assert await reward(task(**fields), right) == 1.0
     assert await reward(task(**fields), wrong) == 0.0
+
+
+async def test_a_reply_on_which_a_pattern_backtracks_forever_blocks_nobody_and_is_refused_after_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scoring, "_PATTERN_S", 3.0)
+    endless = asyncio.create_task(score(task(check={"regex": "(a|aa)+$"}), "a" * 60 + "!"))
+    assert await reward(task(check={"regex": "a+$"}), "aa") == 1.0
+    assert not endless.done()
+    with pytest.raises(
+        TaskError, match="took more than 3 s on a text of 61 characters; write a pattern"
+    ):
+        await endless
 
 
 async def test_what_was_seen_is_in_the_reward_data() -> None:
@@ -248,8 +261,7 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
         ({"prompt": "a", "check": {"number": 1, "tolerance": -1}}, "its check has a tolerance below 0; give 0 or more"),
         (
             {"prompt": "a", "check": {"regex": "("}},
-            "its check.regex '(' is not a regular expression: missing ), unterminated subpattern at position 0; "
-            "correct it",
+            "its check.regex '(' is not a regular expression: missing ) at position 1; correct it",
         ),
         (
             {"prompt": "a", "check": {"exact": "b", "file": "../x"}},

@@ -1,5 +1,6 @@
 """Score attempts: by the checkers of a task, by a user's function, or as attempts that ran into a limit."""
 
+import asyncio
 import os
 import re
 import stat
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import regex
 
 from rolltape.collect.environments.protocol import Ended, Score
 from rolltape.collect.environments.task_fields import PromptFields, check_path, check_prompt
@@ -22,6 +24,7 @@ _FINISHED = (StopReason.COMPLETED, StopReason.TOOL_STOPPED)
 _MAX_FILE_BYTES = 16 * 2**20
 _KINDS = ("exact", "number", "regex", "function", "command")
 _CHECK_S = 300.0
+_PATTERN_S = 10.0  # for a task's pattern on a reply: backtracking may take forever on a text that a policy wrote for it
 _OUTPUT = 2000  # characters of the end of a command's output
 # A minus after a digit or a bracket is an operator.
 _NUMBER = re.compile(
@@ -198,8 +201,8 @@ def _validate(check: AnswerCheck) -> None:
     for name in ("regex", "extract"):
         pattern = getattr(check, name)
         try:
-            re.compile(pattern or "")
-        except re.error as error:
+            regex.compile(pattern or "")
+        except regex.error as error:
             raise TaskError(f"its check.{name} {pattern!r} is not a regular expression: {error}; correct it") from None
     if check.tolerance < 0 or check.relative_tolerance < 0:
         raise TaskError("its check has a tolerance below 0; give 0 or more")
@@ -223,10 +226,14 @@ async def _run_check(check: AnswerCheck, entry: Mapping[str, Any], ended: Ended)
     submission = read_submission(ended, check.file)
     text = submission.text if submission.missing is None else None
     why = submission.missing
-    if text is not None and check.extract is not None:
-        text = _extract(check.extract, text)
-        why = None if text is not None else f"nothing matches {check.extract!r}"
-    right, seen = (False, None) if text is None else _CHECKERS[check.kind](check, text)
+    try:
+        if text is not None and check.extract is not None:
+            text = await asyncio.to_thread(_extract, check.extract, text)
+            why = None if text is not None else f"nothing matches {check.extract!r}"
+        right, seen = (False, None) if text is None else await asyncio.to_thread(_CHECKERS[check.kind], check, text)
+    except TimeoutError:
+        why = f"its check's pattern took more than {_PATTERN_S:g} s on a text of {len(text or ''):,} characters"
+        raise TaskError(f"{why}; write a pattern that does not backtrack") from None
     data = {"check": check.kind, "wanted": getattr(check, check.kind), "seen": seen, "right": right, "why": why}
     return Score(reward=float(right), reward_data={name: value for name, value in data.items() if value is not None})
 
@@ -249,7 +256,7 @@ async def _run_command(check: AnswerCheck, command: str | list[str], entry: Mapp
 
 
 def _extract(pattern: str, text: str) -> str | None:
-    found = list(re.finditer(pattern, text))
+    found = list(regex.finditer(pattern, text, timeout=_PATTERN_S, concurrent=True))
     return None if not found else found[-1][1 if found[-1].re.groups else 0]
 
 
@@ -267,7 +274,8 @@ def _check_number(check: AnswerCheck, text: str) -> tuple[bool, object]:
 
 
 def _check_regex(check: AnswerCheck, text: str) -> tuple[bool, object]:
-    found = re.search(check.regex or "", text, re.IGNORECASE if check.ignore_case else 0)
+    flags = regex.IGNORECASE if check.ignore_case else 0
+    found = regex.search(check.regex or "", text, flags, timeout=_PATTERN_S, concurrent=True)
     return found is not None, None if found is None else found[0]
 
 
