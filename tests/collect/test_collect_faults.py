@@ -155,16 +155,16 @@ async def test_a_time_out_while_the_engine_does_not_answer_is_not_the_policys(
     kind: str, mishap: Mishap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "Patience", partial(Patience, let_go_s=0.3))
-    monkeypatch.setattr(http, "ASK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http, "ASK_TIMEOUT_S", 1.0)
     source, run = task_file(tmp_path, SUMS[2:3]), tmp_path / "run"
-    how: dict[str, Any] = {"group_size": 1, "timeout_s": 2.0}
+    how: dict[str, Any] = {"group_size": 1, "timeout_s": 5.0}
     if kind == "program":
         how["agent"] = program(tmp_path, ASKS)
     async with instant() as engine:
         engine.mishaps = {0: mishap}
         (first,) = await collected(source, run, engine, **how)
         assert (first.status, first.reward) == (Status.FAILED, None)
-        assert "timed out after 2 s, in which the engine did not answer for" in str(first.reason)
+        assert "timed out after 5 s, in which the engine did not answer for" in str(first.reason)
         assert Fate.TRAINED not in fates(run)
         if mishap is Mishap.GOES:
             await engine.listen()
