@@ -125,7 +125,7 @@ async def test_endpoint_in_trouble_leaves_it_ungraded(says: Says, why: str) -> N
 async def test_endpoint_that_is_not_there_leaves_it_ungraded() -> None:
     found = await score(task("http://127.0.0.1:9/v1"))
     assert found.reward is None
-    assert (found.ungraded or "").endswith("no connection (Connection refused); see that it runs there")
+    assert (found.ungraded or "").endswith("no connection (Connection refused); check that a server runs there")
 
 
 async def test_attempt_that_ran_into_a_limit_is_not_shown_to_the_judge() -> None:

@@ -76,7 +76,7 @@ def test_a_template_that_cannot_switch_thinking_off_takes_no_request_to(folder: 
 
 def test_without_a_template_a_renderer_must_be_named(folder: Callable[[Rewrite], Path]) -> None:
     bare = folder(lambda _: None)
-    with pytest.raises(CheckpointError, match="no chat template to tell the renderer by; name one"):
+    with pytest.raises(CheckpointError, match="no chat template to choose the renderer by; name one"):
         ChatPrompts(bare)
     assert ChatPrompts(bare, renderer="qwen3").warning is None
 

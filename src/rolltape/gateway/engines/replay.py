@@ -28,7 +28,7 @@ def open_replay(place: str) -> "ReplayEngine":
     """An engine for `RUN#ROLLOUT` or `RUN#SESSION`."""
     run, _, which = place.rpartition("#")
     if not run or not which:
-        raise EngineError(f"replay:{place} does not say what to give again; write replay:RUN#ROLLOUT or RUN#SESSION")
+        raise EngineError(f"replay:{place} names nothing to replay; write replay:RUN#ROLLOUT or RUN#SESSION")
     return ReplayEngine(run, which)
 
 
@@ -143,7 +143,7 @@ def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
     where = [] if message is None else [f"message {message}: {_shown(turn, wanted, message)}"]
     if token is not None:
         recorded, came = _id_at(turn.prompt_ids, token), _id_at(wanted.prompt_ids, token)
-        where.append(f"token {token}: {recorded} was recorded, {came} came")
+        where.append(f"token {token}: {recorded} was recorded, but the request has {came}")
     text = f"request {number} departs from turn {turn.id} at " + "; ".join(where)
     return Departure(turn=turn.id, request=number, message=message, token=token, text=text)
 
@@ -151,7 +151,7 @@ def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
 def _shown(turn: Turn, wanted: Generation, at: int) -> str:
     both = (turn.prompt_messages, wanted.request.messages)
     recorded, came = (_short(messages[at]) if at < len(messages) else "none" for messages in both)
-    return f"{recorded} was recorded, {came} came"
+    return f"{recorded} was recorded, but the request has {came}"
 
 
 def _short(message: dict[str, Any]) -> str:

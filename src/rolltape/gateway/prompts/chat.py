@@ -116,7 +116,7 @@ class ChatPrompts:
 
     def describe(self) -> str:
         """One line that names the renderer of the prompts and why it was chosen."""
-        thinking = {None: "as the template has it", True: "on", False: "off"}[self._thinking]
+        thinking = {None: "as in the template", True: "on", False: "off"}[self._thinking]
         return (
             f"prompts by {self.renderer}: {self._choice.why}; thinking {thinking}, "
             f"kept in history: {self.thinking_kept}; "

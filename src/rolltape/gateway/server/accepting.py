@@ -119,7 +119,7 @@ class SharedPort:
             if passed.handle >= 0:
                 os.close(passed.handle)
         elif passed.handle < 0:
-            log.error("a connection that another worker passed on is closed: this process has too many files open")
+            log.error("closed a connection that another worker passed on: this process has too many files open")
             self.say_closed(passed.name)
         else:
             task = asyncio.ensure_future(self._serve_taken(passed))

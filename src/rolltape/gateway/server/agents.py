@@ -184,7 +184,7 @@ class Agents:
         request = await self._read(http, session, key, tokenizer.read_tokenizing)
         ids = await turns.prompt_ids(session, request)
         if not len(ids):
-            raise BadRequest("there is no tokenizer here: the engine takes messages alone")
+            raise BadRequest("the gateway has no tokenizer: the engine accepts only messages")
         body = tokenizer.tokenized(request, ids, self._service.prompts.spell, turns.context_of(session))
         return web.Response(body=body, content_type="application/json")
 

@@ -65,7 +65,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             status = response.status
             return response
         except StreamFailed as error:
-            status, why = error.status, f"told within its stream: {error}"
+            status, why = error.status, f"sent within the stream: {error}"
             return error.response
         except web.HTTPException as error:
             status, why = error.status, error.reason
@@ -95,7 +95,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
         except Exception:
             status, why = 500, "see the traceback"
             log.exception("%s %s", request.method, _shown(request))
-            return _refusal(request, 500, "the gateway failed; its log says how", final=False)
+            return _refusal(request, 500, "the gateway failed; its log has the error", final=False)
         finally:
             took_s = time.monotonic() - began
             failed = not isinstance(status, int) or status >= 400
@@ -143,7 +143,7 @@ def told_to_agent(error: Exception) -> str:
     """The message of an error for the agent. Only the log and the turn have addresses of engines and local paths."""
     if isinstance(error, EngineFailed):
         return error.told
-    return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log says how"
+    return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log has the error"
 
 
 class StreamFailed(GatewayError):
@@ -263,7 +263,7 @@ class StallWatch:
             self._taken, self._since = taken, now
         elif now - self._since >= self._stall_s:
             gateway_log.warning(
-                "a client has taken nothing of its reply for %g s: its connection is closed", self._stall_s
+                "a client has read nothing of its reply for %g s; the gateway closes the connection", self._stall_s
             )
             transport.abort()
             return

@@ -23,7 +23,7 @@ from rolltape.records.turn import NO_IDS, Finish, Ids, implausibility
 
 log = logging.getLogger("rolltape.gateway")
 
-INTERRUPTED = "not enforced after an interruption, since no engine takes up a grammar in the middle"
+INTERRUPTED = "not enforced after an interruption, since no engine can resume a grammar in the middle"
 _MAX_ID = 2**31 - 1
 _NOTICED_S = 1.0  # shorter waits are not recorded with the turn
 _REFUSALS = frozenset({400, 422})  # from engines that cannot compile a grammar
@@ -177,7 +177,7 @@ class Generator:
             return False
         if reply.told > reply.sampled + len(given.ids) and not reply.gone:
             raise EngineFailed(
-                f"{engine.name} did not end a reply that was aborted, and clients had seen its beginning"
+                f"{engine.name} did not end a reply after it was aborted, and a client had received the beginning"
             )
         if given.finish is Finish.ABORT and not len(given.ids):
             if reply.gone and (stall := await self._find_stall(engine)) is not None:
@@ -359,14 +359,14 @@ def check_generated(engine: Engine, wanted: Generation, generated: Generated) ->
     sampling, stop_ids = {"max_tokens": wanted.sampling.max_tokens}, wanted.stop_ids
     why = implausibility(generated.ids, logprobs, sampling, vocabulary=wanted.vocabulary, stop_ids=stop_ids)
     if why is not None:
-        hint = "it cannot have been sampled so; see that the engine serves the model whose folder was given"
+        hint = "no engine can have sampled it; check that the engine serves the model whose folder was given"
         raise ImplausibleReply(f"{where}: {why}; {hint}", generated)
 
 
 def describe_generated(engine: Engine, wanted: Generation, generated: Generated) -> str:
     """A log line that states which data for training an engine returned: ids, logprobs, stop id, weight version."""
     if not engine.token_faithful:
-        return f"{engine.name}: text only, no ids and no logprobs; nothing of it can be trained"
+        return f"{engine.name}: text only, no ids and no logprobs; its replies cannot be trained"
     ids, logprobs, version = generated.ids, generated.logprobs, generated.last_version
     parts = [f"{engine.name}: ids", "NO logprobs"]
     if logprobs is not None:

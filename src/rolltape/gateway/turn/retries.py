@@ -60,7 +60,7 @@ class Retries:
             wait = f" and asks to wait {asked_s:g} s" if asked_s > max(left, 0) else ""
             raise EngineFailed(
                 f"no reply after {count} of the engine in {self._patience.retry_s:g} s, the last: {error}{wait}; "
-                "more time is given with --engine-retry"
+                "--engine-retry sets a longer time"
             ) from error
         pause_s: float = min(_FIRST_PAUSE_S * 2 ** (self._errors - 1), _LONGEST_PAUSE_S)
         return min(max(pause_s * random.uniform(0.5, 1.0), asked_s), left)

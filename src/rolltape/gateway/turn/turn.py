@@ -53,7 +53,7 @@ log = logging.getLogger("rolltape.gateway")
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
 _INLINE_IDS = 1000  # a longer reply is parsed off the event loop
 _LEFT_BY_ITSELF_S = 5.0  # if a client leaves sooner and no engine failed, the engine is not to blame
-_SAMPLED_ALONE = "top_logprobs: the logprob of the sampled token alone is given"
+_SAMPLED_ALONE = "top_logprobs: only the logprob of the sampled token is returned"
 
 
 class Turns:
@@ -100,7 +100,7 @@ class Turns:
     ) -> GatewayTurn:
         """Start the turn of one reply of a request, or find it if the request is a retry."""
         if request.media and self._settings.images == "refuse":
-            raise BadRequest(f"{request.media[0]}: images and documents are refused here; send text alone")
+            raise BadRequest(f"{request.media[0]}: this gateway refuses images and documents; send only text")
         earlier: GatewayTurn | None = None
         while (
             known := self.find_repeated(session, request, choice, says_retry=says_retry)
@@ -180,7 +180,7 @@ class Turns:
         turn.place = await self._place(session, turn.request, turn.thinking)
         given = turn.request.prompt
         if given is not None and not self._pool.token_faithful:
-            raise BadRequest("the prompt is a text or ids, and the engine takes messages alone; send messages")
+            raise BadRequest("the prompt is text or token ids, but the engine accepts only messages; send messages")
         if turn.resumes is None and given is not None:
             turn.prompt = await take_prompt(given, session.history, self._prompts, session.work)
         elif turn.resumes is None:
@@ -250,7 +250,7 @@ class Turns:
             ignored.append("thinking: the model's template has no switch for it")
         is_told = request.thinking is not False and not self._pool.token_faithful  # a hosted endpoint is sent "none"
         if (effort := request.effort) is not None and effort.word != "none" and not is_told:
-            ignored.append(f"{effort.field} {ascii(effort.word)[:40]}: the model is not told")
+            ignored.append(f"{effort.field} {ascii(effort.word)[:40]}: not shown to the model")
         if request.messages and request.messages[-1]["role"] == "assistant":
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
         if request.media:
@@ -260,7 +260,7 @@ class Turns:
             and self._pool.token_faithful
             and not can_cut_calls(self._prompts.reply_form)
         ):
-            ignored.append("parallel_tool_calls: the model is not kept from calling several")
+            ignored.append("parallel_tool_calls: the model may still make several calls")
         return ignored
 
     def _untold(self, turn: GatewayTurn) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ class Turns:
             "thinking": spec.thinking is not None or by_gateway or has_no_word,
             "context_budget": spec.context_budget is not None,
         }
-        return tuple(f"{name}: a hosted endpoint cannot be told it" for name, is_set in untold.items() if is_set)
+        return tuple(f"{name}: a hosted endpoint has no parameter for it" for name, is_set in untold.items() if is_set)
 
     def _constraint(self, turn: GatewayTurn) -> tuple[Constraint | None, list[str]]:
         """The constraint that the engine is to enforce, and the request's demands that are not enforced."""
@@ -359,7 +359,7 @@ class Turns:
             if turn.token_details.top_logprobs:
                 turn.ignored_params += (_SAMPLED_ALONE,)
         if turn.request.token_details != TokenDetails() and turn.token_details == TokenDetails():
-            turn.ignored_params += ("token ids and logprobs: the engine gives text alone",)
+            turn.ignored_params += ("token ids and logprobs: the engine returns only text",)
         stops = turn.sampling.stop or ()
         reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
         assert turn.sampling.max_tokens is not None
