@@ -86,7 +86,7 @@ async def test_engines_are_started_on_nodes_with_gpus_and_end_with_the_collectio
     [
         (PlacedEngine("sglang", "sh -c 'echo no such model {host} {port}; exit 3'"), "exit code 3.*no such model"),
         (PlacedEngine("sglang", "no-such-program {host} {port}"), "no-such-program"),
-        (PlacedEngine("sglang", SERVER, gpus=2, start_s=1.0), "find no node after 1 s; the cluster has 2 GPUs in all"),
+        (PlacedEngine("sglang", SERVER, gpus=2, start_s=1.0), "found no node after 1 s; the cluster has 2 GPUs in all"),
     ],
 )
 async def test_an_engine_that_cannot_be_started_is_an_error_that_says_why(

@@ -233,7 +233,7 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
         ),
         (
             {"prompt": "a", "answer": "b", "check": "number"},
-            "its check is 'number', and there is none in its answer 'b'; correct one of them",
+            "its check is 'number', but there is no number in its answer 'b'; correct one of them",
         ),
         (
             {"prompt": "a", "answer": "b", "check": "fuzzy"},

@@ -164,7 +164,7 @@ async def test_scale_of_a_task_is_used() -> None:
     ("fields", "message"),
     [
         ({"criteria": []}, 'it has no criteria; add "criteria", a list of texts'),
-        ({"criteria": ["a", "a"]}, "its criteria a stand there twice; give each its own name"),
+        ({"criteria": ["a", "a"]}, "its criteria a appear twice; give each its own name"),
         ({"criteria": [{"name": "a", "weight": 0}]}, "its criteria[0].weight: expected `float` > 0.0; correct it"),
         ({"scale": [5, 5]}, "its scale goes from 5 to 5; give the worst grade, then a better one"),
         ({"judge": None}, "its judge has no base_url; add it to the task, give --judge-url, or set ROLLTAPE_JUDGE_URL"),

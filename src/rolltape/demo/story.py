@@ -46,7 +46,7 @@ def make_room(path: Path) -> None:
     if not path.exists():
         return
     if path != PLACE or not _is_of_demo(path):
-        raise UsageError(f"{path} exists; name a folder that does not, or remove it")
+        raise UsageError(f"{path} exists; name a new folder, or remove it")
     shutil.rmtree(path)
 
 

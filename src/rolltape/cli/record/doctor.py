@@ -30,7 +30,7 @@ _STACK = {
 }
 _GATEWAY = {
     "fault": "agents cannot work with this gateway",
-    "warning": "agents can work with this gateway, not all of them, or at a cost",
+    "warning": "some agents can work with this gateway, or all at a cost",
     "ok": "agents can work with this gateway",
 }
 
@@ -85,7 +85,7 @@ def doctor(
 
     if gateway is not None:
         if engine or model or agent:
-            raise UsageError("--gateway: a gateway is checked by itself; leave out --engine, --model, and --agent")
+            raise UsageError("--gateway: a gateway is checked alone; leave out --engine, --model, and --agent")
         if not gateway.startswith(("http://", "https://")):
             raise UsageError(f"--gateway: {gateway!r} is not a URL; give one like http://127.0.0.1:8400")
         return _report(check_gateway(gateway, key=key, model=gateway_model), _GATEWAY, as_json)

@@ -45,7 +45,7 @@ async def check_tokenizer(
         return None
     alike = SequenceMatcher(None, theirs, own, autojunk=False).ratio()
     if alike >= _ALIKE:
-        return ok(f"engine and folder make the same text of {len(ids)} ids", alike=round(alike, 3))
+        return ok(f"the engine and the folder decode the same text from {len(ids)} ids", alike=round(alike, 3))
     return fault(
         f"{len(ids)} ids are {_short(theirs)} to the engine, and {_short(own)} by the folder",
         "give --model the folder of the model that the engine serves",

@@ -35,9 +35,9 @@ async def check_ids(probe: EngineProbe) -> CheckResult:
     if all(one.logprobs is not None for one in replies) and _same_reply(*replies):
         return fault(
             f"a text in {len(usual)} ids and the same text in {len(letters)} ids get the same reply and logprobs",
-            "the engine tokenizes prompts anew; send it ids on a route that takes them as they are",
+            "the engine tokenizes prompts again; send ids on a route that keeps them",
         )
-    return ok(f"{measured}; two splits of one text are told apart")
+    return ok(f"{measured}; two splits of one text get different results")
 
 
 def _same_reply(one: Generated, other: Generated) -> bool:
@@ -75,14 +75,14 @@ async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
     how = f"over {found.places} places at temperature {TEMPERATURE:g}, top-k {TOP_K}"
     if found.kind is None and not found.distances:
         return note(
-            f"{said}; only {plural(found.places, 'place')} could tell the kinds apart, of {PLACES} that are needed",
+            f"{said}; only {plural(found.places, 'place')} could distinguish the kinds, and {PLACES} are needed",
             "run it again on a checkpoint that is less certain of its next token",
             **figures,
         )
     nearest = min(found.distances.values())
     if found.kind is None and len(found.distances) == 1 and declared is not LogprobKind.RAW:
         return note(
-            f"{said}; they are not raw ({how}), and more cannot be told without lists of the most likely ids", **figures
+            f"{said}; they are not raw ({how}), and the kind is unclear without lists of the most likely ids", **figures
         )
     if found.kind is None:
         return fault(
@@ -142,15 +142,15 @@ async def check_stop_string(probe: EngineProbe) -> CheckResult | None:
         if given.stop_string == words[-1] and words[-1] in probe.prompts.decode(given.ids):
             return ok(f"named, and its ids stay in the reply ({words[-1]!r})")
         return warning(
-            f"a reply ended at {words[-1]!r}, of which its ids have nothing",
+            f"a reply ended at {words[-1]!r}, and its ids do not include that text",
             "the ids before a stop string are trained, and those of the string are lost",
         )
-    return note("no reply came to the stop string that it was given")
+    return note("no reply reached its stop string")
 
 
 async def check_streaming(probe: EngineProbe) -> CheckResult:
     if not probe.engine.streams:
-        return note("ids come when a reply has ended", "agents wait for whole replies; nothing is lost")
+        return note("ids arrive only when a reply has ended", "agents wait for whole replies; nothing is lost")
     told = SampledChunks()
     given = await probe.sample(probe.noise(32), temperature=1.0, max_tokens=96, on_sampled=told)
     if told.ids != given.ids.tolist():
@@ -186,7 +186,7 @@ async def check_abort(probe: EngineProbe) -> CheckResult:
         return ok(f"an interrupted reply of {plural(len(given.ids), 'id')} keeps them, with their logprobs")
     return note(
         "an interrupted reply is lost",
-        "after a change of weights replies begin anew, and what they had is sampled again",
+        "after a change of weights, replies start over, and their tokens are sampled again",
     )
 
 

@@ -121,7 +121,7 @@ class PlacedEngines:
             placed.cancel()
             total = sum(node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"])
             raise CollectError(
-                f"{self._engine.copies} engines with {self._engine.gpus:g} GPUs each find no node after "
+                f"{self._engine.copies} engines with {self._engine.gpus:g} GPUs each found no node after "
                 f"{self._engine.start_s:g} s; the cluster has {total:g} GPUs in all"
             )
         log.warning("starting engines on %s", ", ".join(placed.result()))
