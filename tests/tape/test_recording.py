@@ -315,7 +315,7 @@ class Unspeakable(Exception):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (Unspeakable(), "Unspeakable, whose text cannot be had (RuntimeError)"),
+        (Unspeakable(), "Unspeakable, whose text cannot be read (RuntimeError)"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )

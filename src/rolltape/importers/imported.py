@@ -93,7 +93,7 @@ def or_broken(where: str, make: Callable[[], T]) -> T | BrokenEntry:
     except KeyError as error:
         return BrokenEntry(where, f"it lacks {error}")
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-        return BrokenEntry(where, f"a value of it is not what belongs there: {error}")
+        return BrokenEntry(where, f"a value in it is not of the expected kind: {error}")
 
 
 def each_rollout(
@@ -127,7 +127,7 @@ def conversation_turns(
         turns.append({**prompt, "reply": message, "finish": "stop", "token_faithful": False})
         since = []
     if not turns and not may_be_empty:
-        raise ImportFileError(f"{where}: no message of it is an assistant's, so it has no turn")
+        raise ImportFileError(f"{where}: it has no message of the assistant, so it has no turn")
     return turns, {"messages_after_the_last_reply": since} if since else {}
 
 

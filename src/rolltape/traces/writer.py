@@ -249,7 +249,7 @@ class TraceWriter:
                 placed = None
             event = self._event(step, fields, unrecorded)
         for name in unrecorded.keys() - self._warned:
-            log.warning("%s; the trace goes on without it", unrecorded[name])
+            log.warning("%s; the trace continues without it", unrecorded[name])
             self._warned.add(name)
         try:
             self._tickets.append(self._rollout.append_event(event, after=self._tickets[-1] if self._tickets else None))

@@ -65,7 +65,7 @@ def split_later(
                 msgspec.structs.replace(
                     one,
                     what=f"{one.what}, since a filter, a grade or an attempt that came after the step",
-                    advice="nothing to do: when the trainer took the sample, it was as the record has it",
+                    advice="nothing to do: when the trainer took the sample, it was as in the record",
                 )
             )
     return faults, notes

@@ -127,9 +127,7 @@ class JournalSource:
 
     def _check_log(self) -> None:
         if not self.alive and self._counts is None and not has_log(self.path):
-            self._problem(
-                "it was not closed, as far as one can tell, and its log (-wal) is missing", "what was only in the log"
-            )
+            self._problem("it seems not to have been closed, and its log (-wal) is missing", "what was only in the log")
 
     def _turns(self, session: int, name: str, contents: Contents) -> Iterator[StoredTurn]:
         reader = TurnReader(self._connection, contents, self._problem)
