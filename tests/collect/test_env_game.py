@@ -204,7 +204,7 @@ async def test_opponent_that_cheats_is_an_error() -> None:
         ({"game": "chess"}, "there is no game 'chess'; there are guess-the-number, tic-tac-toe"),
         ({"game": "python:env_nim:takes_one"}, "python:env_nim:takes_one is not a game; derive a class from Game"),
         ({"game": "tic-tac-toe", "opponents": {"Z": "random"}}, "its opponents sit at Z; the seats are X, O"),
-        ({"game": "tic-tac-toe", "opponents": {"X": "random", "O": "random"}}, "its opponents sit at every seat"),
+        ({"game": "tic-tac-toe", "opponents": {"X": "random", "O": "random"}}, "its opponents take every seat"),
         ({"game": "tic-tac-toe", "opponents": {"O": "best"}}, "there is no opponent 'best'; there are perfect, random"),
         ({"game": "python:env_nim:Nim", "opponents": {"b": "random"}}, "this game does not list its legal moves"),
         ({"game": "tic-tac-toe", "options": {"board": "XXX"}}, "its option board is 'XXX'; give nine"),

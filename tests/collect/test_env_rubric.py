@@ -89,7 +89,7 @@ async def test_nonsense_is_asked_again_and_then_ungraded(nonsense: str, why: str
         found = await score(task(fake.base_url))
     assert found.reward is None
     assert found.ungraded is not None
-    assert found.ungraded.startswith(f"the judge was asked 3 times; at last: {why}")
+    assert found.ungraded.startswith(f"the judge was asked 3 times; the last problem: {why}")
     assert found.reward_data is not None
     assert found.reward_data["judge"]["answers"] == [nonsense] * 3
     complaint = fake.bodies[1]["messages"][-1]["content"]
