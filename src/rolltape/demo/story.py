@@ -57,7 +57,7 @@ def _is_of_demo(path: Path) -> bool:
     return all(row.source == TASKS.name for row in rolltape.read(path).index())
 
 
-def tell(path: Path, command: Command, on_page: Callable[[str], None], wait: Callable[[], None]) -> None:
+def play(path: Path, command: Command, on_page: Callable[[str], None], wait: Callable[[], None]) -> None:
     """Train on a new run with the page open, show the recorded rollouts, and `wait` before the page closes."""
     with rolltape.open(path) as tape, page_of(path) as page:
         _heading("A model learns", _INTRODUCTION)

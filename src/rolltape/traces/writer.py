@@ -99,9 +99,9 @@ class TraceWriter:
         self._warned: set[str] = set()  # fields
         self._kept: list[LoggedEvent] | None = [] if keep else None
         if rollout.head.epoch:
-            self._go_on()
+            self._count_earlier()
 
-    def _go_on(self) -> None:
+    def _count_earlier(self) -> None:
         """Count the steps and rewards that an earlier writer of the rollout recorded."""
         if not self.captures:
             raise RecordError(

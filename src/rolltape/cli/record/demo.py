@@ -37,11 +37,11 @@ def demo(
         return _write_tasks(tasks)
     if scripted:
         return _record_scripted(Path("runs/scripted") if run is None else run)
-    return _tell(run, no_browser=no_browser)
+    return _play(run, no_browser=no_browser)
 
 
-def _tell(run: Path | None, *, no_browser: bool) -> int:
-    from rolltape.demo.story import PLACE, CommandFailed, make_room, tell
+def _play(run: Path | None, *, no_browser: bool) -> int:
+    from rolltape.demo.story import PLACE, CommandFailed, make_room, play
 
     path = PLACE if run is None else run
     make_room(path)
@@ -61,7 +61,7 @@ def _tell(run: Path | None, *, no_browser: bool) -> int:
             threading.Event().wait()
 
     try:
-        tell(path, rolltape_command, show, wait)
+        play(path, rolltape_command, show, wait)
     except CommandFailed as failed:
         return failed.code
     return 0

@@ -79,16 +79,16 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             return _refusal(request, status, why, final=True)
         except GatewayError as error:
             status, why = error.status, str(error)
-            told = told_to_agent(error)
-            response = _refusal(request, error.status, told, final=error.final, code=error.code)
+            message = message_for_agent(error)
+            response = _refusal(request, error.status, message, final=error.final, code=error.code)
             if error.retry_after_s is not None:
                 response.headers["Retry-After"] = f"{math.ceil(error.retry_after_s)}"
             return response
         except RolltapeError as error:
             status, why = 500, str(error)
             log.exception("%s %s", request.method, _shown(request))
-            told = f"{type(error).__name__}: {error}" if request.get(ADMIN) else told_to_agent(error)
-            return _refusal(request, 500, told, final=False)
+            message = f"{type(error).__name__}: {error}" if request.get(ADMIN) else message_for_agent(error)
+            return _refusal(request, 500, message, final=False)
         except (ConnectionResetError, asyncio.CancelledError):
             why = "the client has gone"
             raise
@@ -139,10 +139,10 @@ def _without_keys(request: web.Request, text: str) -> str:
     return _KEY.sub(r"\1-…", text)
 
 
-def told_to_agent(error: Exception) -> str:
+def message_for_agent(error: Exception) -> str:
     """The message of an error for the agent. Only the log and the turn have addresses of engines and local paths."""
     if isinstance(error, EngineFailed):
-        return error.told
+        return error.agent_message
     return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log has the error"
 
 

@@ -70,7 +70,7 @@ class GatewayTurn:
         self.held_tokens = 0  # tokens of the prompt that an earlier turn already held
         self.thinking: bool | None = None
         self.sampling: SamplingParams  # as applied
-        self.room = 0  # tokens that the reply may have
+        self.max_reply_tokens = 0
         self.constraint: Constraint | None = None  # that the engine is to enforce
         self.token_details = TokenDetails()  # the requested ones that the engine can return
         self.spell: Spell  # returns the bytes of an id
@@ -122,7 +122,7 @@ class GatewayTurn:
     @property
     def finish(self) -> Finish:
         """How the reply ended, as its client is told."""
-        return self.outcome.told_finish
+        return self.outcome.delivered_finish
 
     @property
     def stop_string(self) -> str | None:
@@ -136,7 +136,7 @@ class GatewayTurn:
     @property
     def over_budget(self) -> bool:
         """Whether the prompt left no room for a reply."""
-        return self.room <= 0 and self.resumes is None
+        return self.max_reply_tokens <= 0 and self.resumes is None
 
     @property
     def sampled_before(self) -> Ids:
@@ -221,7 +221,7 @@ class GatewayTurn:
         self.prompt_tokens = len(recorded.prompt_tokens) - len(self.sampled_before)
         self.held_tokens = extra.get("held_tokens", 0)
         self._count_tokens()
-        self.room = 0 if extra.get("over_budget") else 1
+        self.max_reply_tokens = 0 if extra.get("over_budget") else 1
         self.failure = facts.error if facts.finish is Finish.ERROR else None
         self.outcome = ReplyOutcome(
             finish=facts.finish,

@@ -78,12 +78,12 @@ class Turns:
 
     # received
 
-    async def submit(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> Sequence[GatewayTurn]:
+    async def submit(self, session: "OpenSession", request: ChatRequest, *, is_retry: bool) -> Sequence[GatewayTurn]:
         """Start the turns of a request, one for each reply, or find them if the request is a retry."""
         if request.n == 1:
-            return [await self._submit(session, request, 0, says_retry=says_retry)]
+            return [await self._submit(session, request, 0, is_retry=is_retry)]
         # All begin before any of them ends, so none is taken for a retry of another.
-        submitting = (self._submit(session, request, choice, says_retry=says_retry) for choice in range(request.n))
+        submitting = (self._submit(session, request, choice, is_retry=is_retry) for choice in range(request.n))
         found = await asyncio.gather(*submitting, return_exceptions=True)
         turns = [one for one in found if isinstance(one, GatewayTurn)]
         if len(turns) < len(found):
@@ -96,14 +96,14 @@ class Turns:
         return turns
 
     async def _submit(
-        self, session: "OpenSession", request: ChatRequest, choice: int, *, says_retry: bool
+        self, session: "OpenSession", request: ChatRequest, choice: int, *, is_retry: bool
     ) -> GatewayTurn:
         """Start the turn of one reply of a request, or find it if the request is a retry."""
         if request.media and self._settings.images == "refuse":
             raise BadRequest(f"{request.media[0]}: this gateway refuses images and documents; send only text")
         earlier: GatewayTurn | None = None
         while (
-            known := self.find_repeated(session, request, choice, says_retry=says_retry)
+            known := self.find_repeated(session, request, choice, is_retry=is_retry)
         ) is not None and known is not earlier:
             if earlier is None:
                 self._metrics.count("client_retries", shown_as="retries")
@@ -128,7 +128,7 @@ class Turns:
         return turn
 
     def find_repeated(
-        self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, says_retry: bool
+        self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, is_retry: bool
     ) -> GatewayTurn | None:
         """The turn that a request retries: the request has a retry header, or no client got the reply."""
         digest = request.digest
@@ -136,7 +136,7 @@ class Turns:
         if found is None and (recorded := session.recent.take_recorded(digest, choice)) is not None:
             found = restored_turn(session, request, recorded, self._prompts, self._over)
             session.recent.add(digest, choice, found)
-        return found if found is not None and (says_retry or found.undelivered) else None
+        return found if found is not None and (is_retry or found.undelivered) else None
 
     async def _take(self, turn: GatewayTurn, *, counts: bool) -> None:
         session, reply = turn.session, turn.reply
@@ -194,7 +194,7 @@ class Turns:
         turn.prompt_tokens = len(turn.prompt.ids) - sampled
         turn.held_tokens = turn.prompt.held_tokens - sampled
         limit = self.context_of(session)
-        turn.room = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
+        turn.max_reply_tokens = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
         turn.sampling = self._applied(turn, sampled)
         turn.constraint, unenforced = self._constraint(turn)
         turn.spell = self._prompts.spell
@@ -209,7 +209,7 @@ class Turns:
         else:
             turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
         if not self._pool.token_faithful:
-            turn.ignored_params += self._untold(turn)
+            turn.ignored_params += self._unsupported_settings(turn)
         turn.reach(TurnState.PROMPTED)
 
     async def _place(self, session: "OpenSession", request: ChatRequest, thinking: bool | None) -> HistoryMatch:
@@ -233,7 +233,7 @@ class Turns:
         """The sampling parameters as engines get them, with a limit of tokens."""
         applied = self._decided(turn).over(_NEUTRAL)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
-        return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.room), 0))
+        return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.max_reply_tokens), 0))
 
     def context_of(self, session: "OpenSession | None") -> int | None:
         """How many tokens a prompt and its reply may have in a session, or None if there is no limit."""
@@ -248,8 +248,8 @@ class Turns:
         ignored = [f"{name}: the engine does not apply it" for name in unapplied]
         if request.thinking is not None and not self._prompts.switches_thinking:
             ignored.append("thinking: the model's template has no switch for it")
-        is_told = request.thinking is not False and not self._pool.token_faithful  # a hosted endpoint is sent "none"
-        if (effort := request.effort) is not None and effort.word != "none" and not is_told:
+        is_shown = request.thinking is not False and not self._pool.token_faithful  # a hosted endpoint is sent "none"
+        if (effort := request.effort) is not None and effort.word != "none" and not is_shown:
             ignored.append(f"{effort.field} {ascii(effort.word)[:40]}: not shown to the model")
         if request.messages and request.messages[-1]["role"] == "assistant":
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
@@ -263,16 +263,18 @@ class Turns:
             ignored.append("parallel_tool_calls: the model may still make several calls")
         return ignored
 
-    def _untold(self, turn: GatewayTurn) -> tuple[str, ...]:
+    def _unsupported_settings(self, turn: GatewayTurn) -> tuple[str, ...]:
         """Settings of the session, the gateway or the agent that a hosted endpoint has no parameter for."""
         spec, request, by_agent = turn.session.spec, turn.request, turn.request.thinking
         has_no_word = by_agent is True and request.effort is None and request.raw is None
         by_gateway = by_agent is None and self._settings.thinking is not None
-        untold = {
+        unsupported = {
             "thinking": spec.thinking is not None or by_gateway or has_no_word,
             "context_budget": spec.context_budget is not None,
         }
-        return tuple(f"{name}: a hosted endpoint has no parameter for it" for name, is_set in untold.items() if is_set)
+        return tuple(
+            f"{name}: a hosted endpoint has no parameter for it" for name, is_set in unsupported.items() if is_set
+        )
 
     def _constraint(self, turn: GatewayTurn) -> tuple[Constraint | None, list[str]]:
         """The constraint that the engine is to enforce, and the request's demands that are not enforced."""
@@ -299,7 +301,7 @@ class Turns:
         """Have engines sample the reply. After an error, what they returned before it is kept."""
         turn.reach(TurnState.GENERATING)
         began = time.perf_counter()
-        if turn.room > 0:
+        if turn.max_reply_tokens > 0:
             turn.show_from(self._splitter(turn))
             wanted = Generation(
                 id=turn.id,
