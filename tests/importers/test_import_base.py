@@ -58,7 +58,7 @@ def test_a_rollout_whose_turns_are_refused_is_recorded_as_failed_and_replaced_by
 
 def test_an_id_of_its_own_that_stands_twice_in_a_source_is_named(tmp_path: Path) -> None:
     one = ImportedRollout(where="line 1", key="x", task_id="t", sessions=[ImportedSession(turns=ids_turns([1]))])
-    with rolltape.open(tmp_path / "run") as tape, pytest.raises(ImportFileError, match="the id x stands twice"):
+    with rolltape.open(tmp_path / "run") as tape, pytest.raises(ImportFileError, match="the id x appears twice"):
         record_imported(tape, "made-up", [one, one])
 
 

@@ -243,8 +243,8 @@ class Gateway:
         assert self.worker is not None
         weights = self.service.weights
         changes = weights.changes
-        asked = siblings.others()[:1] if self.worker.is_successor else []
-        for answer in await forwarding.ask(asked, "GET", "/status"):
+        peers = siblings.others()[:1] if self.worker.is_successor else []
+        for answer in await forwarding.ask(peers, "GET", "/status"):
             state = msgspec.json.decode(answer)
             if state["version"] is not None:
                 weights.announce(state["version"], record=False)

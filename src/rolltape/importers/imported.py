@@ -25,11 +25,11 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
         self, *, source: str | None = None, split: str | None = None, step: int | None = None, model: str | None = None
     ) -> dict[str, Any]:
         """Where a rollout comes from, for `ImportedRollout`: the user's option, or else the value of its entry."""
-        told = step if self.step is None else self.step
+        own_step = step if self.step is None else self.step
         return {
             "source": self.source or source,
             "split": self.split or split,
-            "step": 0 if told is None else told,
+            "step": 0 if own_step is None else own_step,
             "model": self.model or model,
         }
 

@@ -225,12 +225,12 @@ def _fork_under_other_tools(turns: Sequence[PlacedTurn], index: int, twin: tuple
 def _repeats(placed: PlacedTurn, reference: PlacedTurn, shared: int) -> bool:
     """Whether the prompt holds a reply of the reference's conversation from after the first `shared` messages."""
     below = placed.prompt_node.ancestor(shared)
-    said = {one.canonical for one in _messages_below(below, placed.prompt_node) if one.role is Role.ASSISTANT}
-    if not said:
+    replies = {one.canonical for one in _messages_below(below, placed.prompt_node) if one.role is Role.ASSISTANT}
+    if not replies:
         return False
     turn: PlacedTurn | None = reference
     while turn is not None and turn.tip.depth > shared:
-        if turn.turn.reply is not None and turn.turn.reply.canonical in said:
+        if turn.turn.reply is not None and turn.turn.reply.canonical in replies:
             return True
         turn = turn.message_parent
     return False

@@ -127,9 +127,9 @@ def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json
         asyncio.run(consume())
     worst = next((name for name in ("fault", "warning") if counts[name]), "ok")
     if not as_json:
-        said = ", ".join(plural(counts[name], name) for name in ("fault", "warning", "note") if counts[name])
+        found = ", ".join(plural(counts[name], name) for name in ("fault", "warning", "note") if counts[name])
         print_line("")
-        print_line(f"{said or 'nothing to note'}: {ends[worst]}", "bold")
+        print_line(f"{found or 'nothing to note'}: {ends[worst]}", "bold")
     return {"fault": Exit.BROKEN, "warning": Exit.WARNED, "ok": Exit.OK}[worst]
 
 

@@ -97,8 +97,8 @@ async def _differences(probe: EngineProbe, score: Scorer) -> Scores:
     found = []
     for at in range(_PROMPTS):
         prompt = probe.noise(48)
-        told = SampledChunks() if at == 0 and probe.engine.streams else None  # to test the code for streams too
-        given = await probe.sample(prompt, temperature=1.0, max_tokens=_REPLY, on_sampled=told)
+        streamed = SampledChunks() if at == 0 and probe.engine.streams else None  # to test the code for streams too
+        given = await probe.sample(prompt, temperature=1.0, max_tokens=_REPLY, on_sampled=streamed)
         if given.logprobs is not None and len(given.ids):
             found.append(np.abs(await score(prompt, given.ids.tolist()) - given.logprobs))
     joined: Scores = np.concatenate([np.empty(0), *found])

@@ -129,9 +129,9 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
     none: list[str] = []
     broken: list[str] = []
     for api in probe.first:
-        asked = [{"role": "user", "content": "Add 23 and 19 with the tool."}]
+        question = [{"role": "user", "content": "Add 23 and 19 with the tool."}]
         fields = api.forced(_TOOL)
-        reply = await probe.client.ask(api, asked, **fields)
+        reply = await probe.client.ask(api, question, **fields)
         if reply.status != 200 or not reply.calls:
             if reply.status == 200:
                 none.append(api.name)
@@ -142,7 +142,7 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
             broken.append(f"{api.name} (arguments {reply.calls[0]['arguments']!r})")
             continue
         results = [api.result(call, "42") for call in reply.calls]
-        after = await probe.client.ask(api, [*asked, *reply.message, *results], tools=fields["tools"])
+        after = await probe.client.ask(api, [*question, *reply.message, *results], tools=fields["tools"])
         if after.status == 200:
             made.append(api.name)
         else:

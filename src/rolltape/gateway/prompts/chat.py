@@ -261,8 +261,8 @@ class ChatPrompts:
 
     def _setting(self, thinking: bool | None) -> bool | None:
         """The thinking switch of the template for a request; None for its default."""
-        asked = self._thinking if thinking is None else thinking
-        return None if self._choice.thinking_option is None or asked == self._thinks_by_default else asked
+        wanted = self._thinking if thinking is None else thinking
+        return None if self._choice.thinking_option is None or wanted == self._thinks_by_default else wanted
 
     def _switch(self, on: bool | None) -> dict[str, Any]:
         option = self._choice.thinking_option

@@ -86,8 +86,9 @@ class Forwarding:
         data = request.get(BODY) or (request.content if request.can_read_body else None)
         url = URL(f"http://localhost{request.raw_path}", encoded=True)
         try:
-            asked = clients.requests.request(request.method, url, data=data, headers=headers, allow_redirects=False)
-            given = await asked
+            given = await clients.requests.request(
+                request.method, url, data=data, headers=headers, allow_redirects=False
+            )
         except (aiohttp.ClientError, OSError) as error:
             raise ServedElsewhere(f"{elsewhere} ({type(error).__name__})", None) from error
         async with given:

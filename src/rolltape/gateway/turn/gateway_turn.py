@@ -106,8 +106,8 @@ class GatewayTurn:
         """What a hosted endpoint returned beside its message: model, usage, finish reason; empty for other engines."""
         if self.reply.parts:
             return self.reply.parts[-1].given.upstream
-        said: Mapping[str, Any] = self.recorded.facts.extra.get("upstream", {}) if self.is_restored else {}
-        return said
+        upstream: Mapping[str, Any] = self.recorded.facts.extra.get("upstream", {}) if self.is_restored else {}
+        return upstream
 
     @property
     def model(self) -> str:
@@ -121,7 +121,7 @@ class GatewayTurn:
 
     @property
     def finish(self) -> Finish:
-        """How the reply ended, as its client is told."""
+        """How the reply ended, as its client sees it."""
         return self.outcome.delivered_finish
 
     @property
@@ -188,8 +188,8 @@ class GatewayTurn:
         """The part of the reply that can be streamed now, after so many characters of reasoning and of text."""
         if self.state is TurnState.DURABLE and self.outcome.message is not None:
             message = self.message
-            thought, said = message.get("reasoning_content") or "", content_text(message.get("content"))
-            return Shown(thought[reasoning:], said[text:])
+            thought, content = message.get("reasoning_content") or "", content_text(message.get("content"))
+            return Shown(thought[reasoning:], content[text:])
         if self._splitter is None:
             return Shown()
         return Shown(self._splitter.reasoning[reasoning:], self._splitter.text[text:])

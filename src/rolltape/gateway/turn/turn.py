@@ -226,8 +226,8 @@ class Turns:
     def _decided(self, turn: GatewayTurn) -> SamplingParams:
         """The sampling parameters that are set, in this order: forced, by the agent, the session, the gateway."""
         spec, settings = turn.session.spec, self._settings
-        asked = turn.request.sampling.over(spec.sampling).over(settings.sampling)
-        return settings.forced.over(spec.forced).over(asked)
+        requested = turn.request.sampling.over(spec.sampling).over(settings.sampling)
+        return settings.forced.over(spec.forced).over(requested)
 
     def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
         """The sampling parameters as engines get them, with a limit of tokens."""

@@ -171,14 +171,14 @@ class JournalSource:
         expected = low
         for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events", low, high):
             if sequence != expected:
-                self._problem(f"events {expected} to {sequence - 1} are missing", "what they said")
+                self._problem(f"events {expected} to {sequence - 1} are missing", "their contents")
             expected = sequence + 1
             try:
                 if event_crc(sequence, body) != crc:
                     raise DamagedTapeError(f"event {sequence} is damaged")
                 yield sequence, decoded_event(self.writer, sequence, body)
             except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
-                self._problem(str(error), "what it said")
+                self._problem(str(error), "its contents")
 
     def events_about(self, key: Key, low: int) -> list[StoredEvent]:
         """The events about a rollout from a number on. The others are not decoded, and damage is not looked for."""

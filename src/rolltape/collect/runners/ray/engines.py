@@ -93,9 +93,9 @@ class EngineHost:
             for name in ("stdout", "stderr")
             if (self._folder / name).exists()
         )
-        said = f"; it printed: {' '.join(printed.split())[-500:]}" if printed.strip() else ""
+        output = f"; it printed: {' '.join(printed.split())[-500:]}" if printed.strip() else ""
         why = self._end.error or why if self._end is not None else why
-        return CollectError(f"{self._engine.command!r} on {socket.gethostname()}: {why}{said}")
+        return CollectError(f"{self._engine.command!r} on {socket.gethostname()}: {why}{output}")
 
 
 class PlacedEngines:
