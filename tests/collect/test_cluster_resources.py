@@ -57,7 +57,7 @@ async def test_a_folder_of_modules_is_shipped_to_the_nodes(
         cluster={"runtime_env": env},
     )
     assert [(one.status, one.reward) for one in results] == [(Status.FINISHED, 1.0)] * 2
-    with pytest.raises(CollectError, match="Ray does not take the runtime_env"):
+    with pytest.raises(CollectError, match="Ray rejects the runtime_env"):
         await collected_by(
             cluster, tmp_path / "tasks.jsonl", tmp_path / "other", cluster={"runtime_env": {"working_dir": 3}}
         )

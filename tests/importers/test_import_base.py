@@ -108,7 +108,7 @@ def test_no_command_states_how_many_tokens_a_text_has(tmp_path: Path, capsys: py
         assert "sampled 0" not in shown
         assert "0 sampled" not in shown
     assert rolltape_command(["ledger", str(tmp_path / "run")]) == 0
-    assert "1 turn without token ids: nothing of that trains" in capsys.readouterr().out
+    assert "1 turn without token ids: not trainable" in capsys.readouterr().out
 
 
 def test_a_guess_names_the_kind_and_the_reason(tmp_path: Path) -> None:

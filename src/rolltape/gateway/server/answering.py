@@ -90,7 +90,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             message = f"{type(error).__name__}: {error}" if request.get(ADMIN) else message_for_agent(error)
             return _refusal(request, 500, message, final=False)
         except (ConnectionResetError, asyncio.CancelledError):
-            why = "the client has gone"
+            why = "the client disconnected"
             raise
         except Exception:
             status, why = 500, "see the traceback"

@@ -152,7 +152,7 @@ async def _pass_on(
     except aiohttp.ClientError as error:  # that gateway has died: the client must not take a part for the whole reply
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the gateway that served it has gone") from error
+        raise ConnectionResetError("the gateway that served it has ended") from error
 
 
 def _headers(given: "CIMultiDictProxy[str]", left_out: frozenset[str]) -> CIMultiDict[str]:
