@@ -316,7 +316,7 @@ class Turns:
                 top_logprobs=turn.token_details.top_logprobs,
                 ids_json=turn.session.ids_json,
                 constraint=turn.constraint,
-                on_sampled=turn.reply.tell if turn.is_live else None,
+                on_sampled=turn.reply.pass_on if turn.is_live else None,
             )
             try:
                 await self._generator.run(wanted, turn.reply)
