@@ -39,7 +39,7 @@ class CallingModel(ScriptedModel):
     """Calls a tool whenever a user asks, and ends once there is a result."""
 
     def _reply(self, request: ChatRequest) -> Any:
-        self.said = 0 if request.messages[-1]["role"] == "user" else 3
+        self.replies = 0 if request.messages[-1]["role"] == "user" else 3
         return super()._reply(request)
 
 
