@@ -115,7 +115,7 @@ def canned(
     request = ChatRequest(api="chat", model="tiny", messages=[])
     turn = GatewayTurn(cast("OpenSession", None), request)
     turn.id, turn.received_at, turn.state = id, 1.5, TurnState.DURABLE
-    turn.prompt_tokens, turn.held_tokens, turn.sampled_tokens, turn.room = 100, 60, 25, room
+    turn.prompt_tokens, turn.held_tokens, turn.sampled_tokens, turn.max_reply_tokens = 100, 60, 25, room
     turn.outcome = ReplyOutcome(finish, {"role": "assistant", **message}, reasoning_tokens=7, **fields)
     return turn
 

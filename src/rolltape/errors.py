@@ -266,7 +266,7 @@ class TurnCapReached(GatewayError):
 
 
 class EngineFailed(GatewayError):
-    """No engine could give the reply. A retry may help, unless it is `final`. `told` is the message to the agent."""
+    """No engine could give the reply. A retry may help, unless it is `final`. The agent gets `agent_message`."""
 
     status = 502
     final = False
@@ -275,14 +275,14 @@ class EngineFailed(GatewayError):
         self,
         message: str,
         *,
-        told: str = "no engine gave a reply; ask again, or see the gateway's log",
+        agent_message: str = "no engine gave a reply; ask again, or see the gateway's log",
         status: int = 502,
         final: bool = False,
         code: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.told = told
+        self.agent_message = agent_message
         self.status = status
         self.final = final
         self.code = code

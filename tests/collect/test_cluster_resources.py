@@ -57,7 +57,7 @@ async def test_a_folder_of_modules_is_shipped_to_the_nodes(
         cluster={"runtime_env": env},
     )
     assert [(one.status, one.reward) for one in results] == [(Status.FINISHED, 1.0)] * 2
-    with pytest.raises(CollectError, match="Ray does not take the runtime_env"):
+    with pytest.raises(CollectError, match="Ray rejects the runtime_env"):
         await collected_by(
             cluster, tmp_path / "tasks.jsonl", tmp_path / "other", cluster={"runtime_env": {"working_dir": 3}}
         )
@@ -86,7 +86,7 @@ async def test_engines_are_started_on_nodes_with_gpus_and_end_with_the_collectio
     [
         (PlacedEngine("sglang", "sh -c 'echo no such model {host} {port}; exit 3'"), "exit code 3.*no such model"),
         (PlacedEngine("sglang", "no-such-program {host} {port}"), "no-such-program"),
-        (PlacedEngine("sglang", SERVER, gpus=2, start_s=1.0), "find no node after 1 s; the cluster has 2 GPUs in all"),
+        (PlacedEngine("sglang", SERVER, gpus=2, start_s=1.0), "found no node after 1 s; the cluster has 2 GPUs in all"),
     ],
 )
 async def test_an_engine_that_cannot_be_started_is_an_error_that_says_why(

@@ -13,7 +13,7 @@ BAD = {
     "repeated id": ('{"id": "a", "prompt": "?", "answer": 1}', "line 2: its id 'a' is that of line 1 already"),
     "odd id": ('{"id": [1], "prompt": "?", "answer": 1}', "line 2: its id is [1]; give text or a number"),
     "no such number": ('{"id": "b", "prompt": "?", "answer": NaN}', "line 2: answer is nan, which JSON has no number"),
-    "key twice": ('{"id": "b", "prompt": "?", "prompt": "!", "answer": 1}', "line 2: the key 'prompt' stands twice"),
+    "key twice": ('{"id": "b", "prompt": "?", "prompt": "!", "answer": 1}', "line 2: the key 'prompt' appears twice"),
     "no such environment": ('{"id": "b", "environment": "chess"}', "line 2: there is no environment 'chess'"),
     "no prompt": ('{"id": "b", "answer": 1}', 'line 2: it has no prompt; add "prompt"'),
     "nothing to check": ('{"id": "b", "prompt": "?"}', "line 2: it has neither an answer nor a check"),

@@ -245,7 +245,7 @@ async def test_what_is_published_elsewhere_is_part_of_the_run(nodes: Nodes, tmp_
 
 
 async def test_nodes_that_do_not_see_the_run_are_named(nodes: Nodes, tmp_path: Path) -> None:
-    with pytest.raises(CollectError, match=r"no node of the cluster can run attempts: node .* does not see the run"):
+    with pytest.raises(CollectError, match=r"no node of the cluster can run attempts: node .* cannot find the run"):
         await collected_by(nodes, task_file(tmp_path), tmp_path / "run", publish="memory://nobody-else-sees-this")
 
 

@@ -68,7 +68,7 @@ def test_resuming_what_is_done_says_so_and_runs_nothing(tmp_path: Path, cli: Cli
         again = cli("collect", source, "--run", tmp_path / "run", "--resume", *how)
         assert engine.requests == 8
     assert refused.code == 2
-    assert "give --resume to go on" in refused.err
+    assert "give --resume to continue" in refused.err
     assert again.code == 0
     assert "4 tasks, 8 attempts, 8 done before" in again.err
 

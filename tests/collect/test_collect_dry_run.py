@@ -47,7 +47,7 @@ def test_the_preview_is_what_a_program_then_reads(tmp_path: Path, capsys: pytest
     assert not (tmp_path / "run").exists()
     (result,) = collected_at_once(source, tmp_path / "run", agent=agent, model_name="m", sandbox="none", group_size=1)
     assert result.reason == (
-        "the agent ended with exit code 1 before it had asked the model anything; it printed at last: I only look"
+        "the agent ended with exit code 1 before it had asked the model anything; its last output: I only look"
     )
     read, shown = json.loads(seen.read_text()), preview["given"]["stdin"]
     assert read.keys() == shown.keys()

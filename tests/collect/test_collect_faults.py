@@ -416,7 +416,7 @@ def test_a_task_that_was_edited_under_its_id_is_refused_with_the_difference(tmp_
         CollectError, match=r"tasks have changed: .*line 1: prompt was 'What is 1 \+ 1\?' and is 'What is o"
     ):
         collected_at_once(source, run, group_size=2, resume=True)
-    with pytest.raises(CollectError, match="hint was not there and is 'two'; give them as they were"):
+    with pytest.raises(CollectError, match="hint was not there and is 'two'; give the earlier tasks"):
         collected_at_once(source, run, group_size=2, resume=True)
     collected_at_once(source, run, group_size=2, resume=True, accept_changed_tasks=True)
 

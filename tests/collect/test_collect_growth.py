@@ -87,7 +87,7 @@ def test_a_group_that_a_trainer_is_done_with_is_not_given_again_when_it_grows_an
     with caplog.at_level(logging.WARNING, "rolltape.collect"):
         collected_at_once(source, run, group_size=4, resume=True)
     (warning,) = [one.getMessage() for one in caplog.records if "grow" in one.getMessage()]
-    assert "groups grow from 2 to 4 attempts, of which 'trainer' has taken 1 already" in warning
+    assert "groups grow from 2 to 4 attempts, but 'trainer' has taken 1 of them already" in warning
     (other,) = taken(run)
     assert (other.id == done.id, len(other.rollouts), other.again) == (False, 4, False)
     assert sorted(len(group.rollouts) for group in taken(run, consumer="another")) == [4, 4]

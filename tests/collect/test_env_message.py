@@ -270,7 +270,7 @@ def test_function_that_is_no_other_side_is_told(function: str, message: str) -> 
     ("fields", "message"),
     [
         ({}, 'it has neither tools nor an answer to check nor an episode; add "tools" or "episode"'),
-        ({"tools": [CALCULATOR, CALCULATOR]}, "its tools calculator stand there twice; give each its own name"),
+        ({"tools": [CALCULATOR, CALCULATOR]}, "its tools calculator appear twice; give each its own name"),
         ({"tools": ["python:env_tools:many"]}, "a model cannot give the parameter values; a tool takes named ones"),
         ({"tools": ["python:env_tools:no"]}, "no of module env_tools is not there"),
         ({"tools": [CALCULATOR], "prompt": None}, "it has no prompt"),

@@ -94,9 +94,7 @@ async def test_a_reply_on_which_a_pattern_backtracks_forever_blocks_nobody_and_i
     endless = asyncio.create_task(score(task(check={"regex": "(a|aa)+$"}), "a" * 60 + "!"))
     assert await reward(task(check={"regex": "a+$"}), "aa") == 1.0
     assert not endless.done()
-    with pytest.raises(
-        TaskError, match="took more than 3 s on a text of 61 characters; write a pattern"
-    ):
+    with pytest.raises(TaskError, match="took more than 3 s on a text of 61 characters; write a pattern"):
         await endless
 
 
@@ -246,7 +244,7 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
         ),
         (
             {"prompt": "a", "answer": "b", "check": "number"},
-            "its check is 'number', and there is none in its answer 'b'; correct one of them",
+            "its check is 'number', but there is no number in its answer 'b'; correct one of them",
         ),
         (
             {"prompt": "a", "answer": "b", "check": "fuzzy"},

@@ -89,7 +89,7 @@ async def test_nonsense_is_asked_again_and_then_ungraded(nonsense: str, why: str
         found = await score(task(fake.base_url))
     assert found.reward is None
     assert found.ungraded is not None
-    assert found.ungraded.startswith(f"the judge was asked 3 times; at last: {why}")
+    assert found.ungraded.startswith(f"the judge was asked 3 times; the last problem: {why}")
     assert found.reward_data is not None
     assert found.reward_data["judge"]["answers"] == [nonsense] * 3
     complaint = fake.bodies[1]["messages"][-1]["content"]
@@ -125,7 +125,7 @@ async def test_endpoint_in_trouble_leaves_it_ungraded(says: Says, why: str) -> N
 async def test_endpoint_that_is_not_there_leaves_it_ungraded() -> None:
     found = await score(task("http://127.0.0.1:9/v1"))
     assert found.reward is None
-    assert (found.ungraded or "").endswith("no connection (Connection refused); see that it runs there")
+    assert (found.ungraded or "").endswith("no connection (Connection refused); check that a server runs there")
 
 
 async def test_attempt_that_ran_into_a_limit_is_not_shown_to_the_judge() -> None:
@@ -164,7 +164,7 @@ async def test_scale_of_a_task_is_used() -> None:
     ("fields", "message"),
     [
         ({"criteria": []}, 'it has no criteria; add "criteria", a list of texts'),
-        ({"criteria": ["a", "a"]}, "its criteria a stand there twice; give each its own name"),
+        ({"criteria": ["a", "a"]}, "its criteria a appear twice; give each its own name"),
         ({"criteria": [{"name": "a", "weight": 0}]}, "its criteria[0].weight: expected `float` > 0.0; correct it"),
         ({"scale": [5, 5]}, "its scale goes from 5 to 5; give the worst grade, then a better one"),
         ({"judge": None}, "its judge has no base_url; add it to the task, give --judge-url, or set ROLLTAPE_JUDGE_URL"),

@@ -84,7 +84,7 @@ BAD_LINES = {
     ),
     "key twice": (
         '{"x": {"y": 1, "y": 2}}',
-        "line 2: the key 'y' stands twice in one object; keep one of them",
+        "line 2: the key 'y' appears twice in one object; keep one of them",
     ),
     "deep": (
         '{"x":' + "[" * 300 + "]" * 300 + "}",
@@ -122,7 +122,7 @@ BAD_JSON = {
     ),
     "key twice": (
         '[\n{"x": 1, "x": 2}]',
-        "x.json, line 2, item 1: the key 'x' stands twice in one object; keep one of them",
+        "x.json, line 2, item 1: the key 'x' appears twice in one object; keep one of them",
     ),
     "no list": (
         '{"id": 1}',
@@ -301,7 +301,7 @@ def test_split_is_for_functions_that_take_one(here: Path) -> None:
 
 def test_missing_module_is_told_from_one_that_fails(here: Path) -> None:
     assert refusal("python:no_such:f") == (
-        f"python:no_such:f: there is no module no_such, in {here} or installed; run where it lies, or install it"
+        f"python:no_such:f: there is no module no_such, in {here} or installed; run from its folder, or install it"
     )
     assert refusal("python:no_such") == "python:no_such names no function; write python:module:function"
     (here / "bad_tasks.py").write_text("import no_such_dependency\n")

@@ -66,7 +66,7 @@ def test_what_is_in_the_place_of_a_run_stays(tmp_path: Path, cli: Cli, monkeypat
         refused = cli("demo", place)
         assert (refused.code, refused.err) == (
             2,
-            f"rolltape: {place} exists; name a folder that does not, or remove it\n",
+            f"rolltape: {place} exists; name a new folder, or remove it\n",
         )
         assert (tmp_path / place).is_dir()
 
@@ -80,7 +80,7 @@ def test_a_run_of_ones_own_in_the_place_of_the_demo_stays(
     refused = cli("demo")
     assert (refused.code, refused.err) == (
         2,
-        "rolltape: runs/demo exists; name a folder that does not, or remove it\n",
+        "rolltape: runs/demo exists; name a new folder, or remove it\n",
     )
     assert [one.head.task_id for one in rollouts(Path("runs/demo"))] == ["mine"]
 

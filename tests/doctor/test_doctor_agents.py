@@ -50,9 +50,9 @@ async def test_thinking_that_the_template_drops_is_not_blamed_on_the_agent() -> 
 @pytest.mark.parametrize(
     ("how", "verdict", "measured"),
     [
-        ("silent", Severity.FAULT, "the agent asked the model nothing"),
+        ("silent", Severity.FAULT, "the agent sent the model no request"),
         ("fails", Severity.WARNING, 'exit code 3; it printed "out of luck"'),
-        ("hangs", Severity.FAULT, "the agent asked the model nothing"),
+        ("hangs", Severity.FAULT, "the agent sent the model no request"),
     ],
 )
 async def test_an_agent_that_does_not_run_is_named(how: str, verdict: Severity, measured: str) -> None:

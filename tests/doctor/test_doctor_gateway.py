@@ -39,7 +39,7 @@ class CallingModel(ScriptedModel):
     """Calls a tool whenever a user asks, and ends once there is a result."""
 
     def _reply(self, request: ChatRequest) -> Any:
-        self.said = 0 if request.messages[-1]["role"] == "user" else 3
+        self.replies = 0 if request.messages[-1]["role"] == "user" else 3
         return super()._reply(request)
 
 
@@ -50,7 +50,7 @@ async def test_calls_and_their_results_go_through_every_api(tmp_path: Path) -> N
         session = await gateway.open_session(task_id="t")
         results = await checked(f"{gateway.url}/v1/", session.key)
     assert results["tool calls"].verdict is Severity.OK
-    assert results["tool calls"].measured == "a required call, and its result taken: chat, messages, responses"
+    assert results["tool calls"].measured == "a required call, and a reply to its result: chat, messages, responses"
 
 
 async def test_a_gateway_that_refuses_the_key_is_a_fault_with_its_own_words(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_another_real_gateway_is_held_to_the_same_list(tmp_path: Path) -> 
             await process.wait()
     assert {one.verdict for one in results.values()} == {Severity.OK, Severity.NOTE}
     assert results["apis"].figures["served"] == ["chat", "messages", "responses"]
-    assert results["history"].measured.startswith("token ids are not given; the second prompt has")
+    assert results["history"].measured.startswith("token ids are not returned; the second prompt has")
 
 
 async def post_until_answered(url: str) -> dict[str, Any]:

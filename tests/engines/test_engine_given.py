@@ -32,7 +32,7 @@ def test_a_trimmed_stop_id_and_missing_logprobs_stand_out() -> None:
 
 def test_text_alone_is_said_to_train_nothing() -> None:
     engine = open_engine("openai:http://127.0.0.1:1/v1")
-    assert "nothing of it can be trained" in describe_generated(engine, generation([1]), given([], logprobs=None))
+    assert "its replies cannot be trained" in describe_generated(engine, generation([1]), given([], logprobs=None))
 
 
 def test_parts_that_do_not_belong_together_are_a_fault() -> None:

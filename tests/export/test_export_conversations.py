@@ -49,7 +49,7 @@ def test_a_rollout_of_which_nothing_trains_is_left_out_and_named(
     out = tmp_path / "sft.jsonl"
     assert rolltape_command(["export", str(tmp_path / "run"), "--format", "messages", "-o", str(out)]) == 0
     assert out.read_text() == ""
-    assert f"1 rollout left out, no reply of theirs trains: {rollout.id[:8]}" in capsys.readouterr().err
+    assert f"1 rollout left out, none of their replies trains: {rollout.id[:8]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,6 @@ async def test_a_gateway_that_is_not_to_constrain_names_what_it_leaves_free(run:
         opened = await it.open(thinking=False)
         answer = await it.ask(opened, "Compute.", tools=[CALCULATOR], tool_choice="required")
         done = await it.finish(opened)
-    assert answer.headers["x-rolltape-ignored-params"] == "tool_choice: not enforced, as --constrain none has it"
+    assert answer.headers["x-rolltape-ignored-params"] == "tool_choice: not enforced, because of --constrain none"
     assert sent(it) == {}
     assert done["ledger"].keys() == {"trained"}

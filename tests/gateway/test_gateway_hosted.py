@@ -181,9 +181,9 @@ async def test_who_asks_an_endpoint_of_text_for_ids_is_told_that_there_are_none(
             )
         ]
     assert b"token_ids" not in answer.raw
-    assert answer.headers["x-rolltape-ignored-params"] == "token ids and logprobs: the engine gives text alone"
+    assert answer.headers["x-rolltape-ignored-params"] == "token ids and logprobs: the engine returns only text"
     assert [one.status for one in refused] == [400] * 7
-    assert all("takes messages alone" in one.error for one in refused)
+    assert all("accepts only messages" in one.error for one in refused)
 
 
 def refusing(status: int, message: str, code: str | None = None, **headers: str) -> Endpoint:
@@ -440,8 +440,8 @@ async def test_a_denied_tool_that_is_forced_through_another_api_is_not_forced(ru
     assert ([tool["function"]["name"] for tool in body["tools"]], body["tool_choice"]) == (["other"], "auto")
 
 
-UNTOLD = "thinking: a hosted endpoint cannot be told it"
-LOST = "output_config.effort 'high': the model is not told"
+UNTOLD = "thinking: a hosted endpoint has no parameter for it"
+LOST = "output_config.effort 'high': not shown to the model"
 
 
 @pytest.mark.parametrize(
@@ -476,6 +476,6 @@ async def test_what_a_session_decides_and_an_endpoint_cannot_be_told_is_listed(r
         answer = await it.ask(opened, "hi " * 100_000, api)
     assert answer.status == 200
     (turn,) = it.turns()
-    untold = [f"{name}: a hosted endpoint cannot be told it" for name in ("thinking", "context_budget")]
+    untold = [f"{name}: a hosted endpoint has no parameter for it" for name in ("thinking", "context_budget")]
     assert turn.ignored_params[-2:] == untold
     assert answer.headers["x-rolltape-ignored-params"].endswith("; ".join(untold))

@@ -21,7 +21,7 @@ async def test_more_than_the_system_takes_at_once_arrives_in_order_with_its_conn
     for number, (_, given) in enumerate(pairs):  # nobody takes them meanwhile
         link.pass_on(PassedOn(names[number], given.fileno(), b"%d" % number * 150_000, number % 2 == 0))
         given.close()
-    link.say_closed(b"closed after")
+    link.send_closed(b"closed after")
     await eventually(lambda: bool(closed))
     assert closed == [(b"closed after", 8)]
     assert [(one.name, one.data[:1] * 150_000 == one.data, one.has_copies) for one in passed] == [
@@ -36,6 +36,6 @@ async def test_more_than_the_system_takes_at_once_arrives_in_order_with_its_conn
     inlet.close()
     await eventually(lambda: lost == [link])
     with pytest.raises(OSError, match="Bad file descriptor"):
-        link.say_closed(names[0])
+        link.send_closed(names[0])
     with pytest.raises(OSError, match="refused"):
         WorkerLink(f"{tmp_path}/i", lost.append)

@@ -259,5 +259,5 @@ async def test_a_failure_of_the_gateway_itself_ends_a_stream_with_the_apis_error
             answer = await it.ask(await it.open(), "hello", api, stream=True)
         last = answer.events[-1]
         error = last["response"]["error"] if api is Api.RESPONSES else last["error"]
-        assert error["message"] == "the gateway failed; its log says how"
+        assert error["message"] == "the gateway failed; its log has the error"
         assert b"surprise" not in answer.raw

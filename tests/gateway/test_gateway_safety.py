@@ -222,4 +222,4 @@ async def test_a_client_that_left_is_in_the_log_once_and_is_no_error(
             await it.ask(opened, "hello", stream=True)
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name != "rolltape.gateway"]
     assert [level for level, _ in said] == ["WARNING"]
-    assert said[0][1].endswith("the client has gone")
+    assert said[0][1].endswith("the client disconnected")

@@ -127,7 +127,7 @@ async def test_an_engine_that_gives_none_has_the_parameter_listed(run: Path) -> 
         engine.applies = engine.applies - {TOP_LOGPROBS}
         answer = await chat(it, await it.open(), top_logprobs=2, max_tokens=4)
     listed = answer.headers["x-rolltape-ignored-params"]
-    assert listed == "top_logprobs: the logprob of the sampled token alone is given"
+    assert listed == "top_logprobs: only the logprob of the sampled token is returned"
     assert {len(top) for top in tops(told(answer))} == {0}
     assert it.turns()[0].side == {}
 

@@ -1,4 +1,4 @@
-"""Weights change under running agents: requests wait, replies go on, and each stretch says its version."""
+"""Weights change under running agents: requests wait, replies go on, and each segment has its version."""
 
 import asyncio
 from collections.abc import Sequence

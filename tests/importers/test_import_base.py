@@ -58,7 +58,7 @@ def test_a_rollout_whose_turns_are_refused_is_recorded_as_failed_and_replaced_by
 
 def test_an_id_of_its_own_that_stands_twice_in_a_source_is_named(tmp_path: Path) -> None:
     one = ImportedRollout(where="line 1", key="x", task_id="t", sessions=[ImportedSession(turns=ids_turns([1]))])
-    with rolltape.open(tmp_path / "run") as tape, pytest.raises(ImportFileError, match="the id x stands twice"):
+    with rolltape.open(tmp_path / "run") as tape, pytest.raises(ImportFileError, match="the id x appears twice"):
         record_imported(tape, "made-up", [one, one])
 
 
@@ -108,7 +108,7 @@ def test_no_command_states_how_many_tokens_a_text_has(tmp_path: Path, capsys: py
         assert "sampled 0" not in shown
         assert "0 sampled" not in shown
     assert rolltape_command(["ledger", str(tmp_path / "run")]) == 0
-    assert "1 turn without token ids: nothing of that trains" in capsys.readouterr().out
+    assert "1 turn without token ids: not trainable" in capsys.readouterr().out
 
 
 def test_a_guess_names_the_kind_and_the_reason(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_parquet_dataset_is_read_without_the_nulls_that_its_table_adds(tmp_pat
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"messages": [QUESTION]}, "no message of it is an assistant's"),
+        ({"messages": [QUESTION]}, "it has no message of the assistant"),
         ({"text": "hello"}, "it has text; a conversation is in messages"),
         ({"conversations": [{"from": "alien", "value": "?"}]}, "message 1 is from 'alien'"),
         ({"messages": ["hello"]}, "message 1 is no object with a role"),

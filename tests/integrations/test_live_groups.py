@@ -426,6 +426,6 @@ def test_a_state_that_is_none_is_refused_before_anything_is_given_again(tmp_path
     with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
         live.request(SUMS[:1], step=0).wait()[0].done()
         before = live.state_dict()
-        with pytest.raises(GroupsError, match="no state that state_dict gave"):
+        with pytest.raises(GroupsError, match="not a state from state_dict"):
             live.load_state_dict({"run": "run", "consumer": "trainer", **state})
         assert live.state_dict() == before

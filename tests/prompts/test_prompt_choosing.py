@@ -43,8 +43,8 @@ def test_a_template_of_another_kind_is_not_taken_for_a_known_one(folder: Callabl
     prompts = ChatPrompts(folder(lambda text: text.replace("# Tools", "# Your tools")))
     assert prompts.renderer.startswith("default ")
     assert prompts.warning is not None
-    assert "prompts are rendered whole by its chat template" in prompts.warning
-    assert "by name there is qwen3" in prompts.warning
+    assert "its chat template renders every prompt whole" in prompts.warning
+    assert "you can name qwen3" in prompts.warning
     assert "# Your tools" in prompts.decode(prompts.render([ASKED], [LOOK], None).ids)
 
 
@@ -76,7 +76,7 @@ def test_a_template_that_cannot_switch_thinking_off_takes_no_request_to(folder: 
 
 def test_without_a_template_a_renderer_must_be_named(folder: Callable[[Rewrite], Path]) -> None:
     bare = folder(lambda _: None)
-    with pytest.raises(CheckpointError, match="no chat template to tell the renderer by; name one"):
+    with pytest.raises(CheckpointError, match="no chat template to choose the renderer by; name one"):
         ChatPrompts(bare)
     assert ChatPrompts(bare, renderer="qwen3").warning is None
 

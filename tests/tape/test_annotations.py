@@ -142,7 +142,7 @@ def test_places_and_texts_that_make_no_sense_are_refused(tmp_path: Path) -> None
             tape.add_tags(rollout, "two\nlines")
         with pytest.raises(RecordError, match=r"a note of 20,001 characters; give 1 to 20,000"):
             tape.add_note(rollout, "x" * 20_001)
-        with pytest.raises(RecordError, match="of no turn; give the turn"):
+        with pytest.raises(RecordError, match="without a turn; give the turn"):
             tape.add_note(rollout, "x", tokens=(1, 2))
         with pytest.raises(RecordError, match="start at 3 and stop at 3"):
             tape.add_note(rollout, "x", turn=turn, tokens=(3, 3))

@@ -196,7 +196,7 @@ BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"prompt_ids": [1, 2.5]}, RecordError, "prompt_ids[1] is 2.5, no integer; a token id is one"),
     ({"prompt_ids": ["a"]}, RecordError, "prompt_ids[0] is 'a', no integer"),
     ({"prompt_ids": [[1], [2]]}, RecordError, "prompt_ids has 2 dimensions"),
-    ({"logprobs": ["a", "b"]}, RecordError, "logprobs holds 'a', no number"),
+    ({"logprobs": ["a", "b"]}, RecordError, "logprobs holds 'a', not a number"),
     ({"prompt_messages": [{"role": "narrator"}]}, RecordError, "prompt message 0 has the role 'narrator'; known are"),
     ({"prompt_messages": [user("a"), "b"]}, RecordError, "prompt message 1 is a str"),
     ({"reply": {"role": "assistant", "content": {1, 2}}}, NotJsonError, "reply cannot be JSON"),
@@ -315,7 +315,7 @@ class Unspeakable(Exception):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (Unspeakable(), "Unspeakable, whose text cannot be had (RuntimeError)"),
+        (Unspeakable(), "Unspeakable, whose text cannot be read (RuntimeError)"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )

@@ -224,7 +224,7 @@ def test_resume_starts_a_rollout_that_there_is_not_and_refuses_one_that_has_ende
     with rolltape.open(tmp_path / "run") as tape:
         rollout = tape.rollout(task_id="a", resume=True)
         assert (rollout.sessions, rollout.head.epoch, rollout.try_index) == ((), 0, 0)
-        with pytest.raises(RecordError, match="is open in this process already; go on with the recorder that there is"):
+        with pytest.raises(RecordError, match="is open in this process already; continue with that recorder"):
             tape.rollout(task_id="a", resume=True)
         rollout.finish(reward=1.0)
         with pytest.raises(RecordError, match="its try 0 has ended; give new_try=True to run it again"):

@@ -166,7 +166,7 @@ def test_one_row_that_may_be_several_sequences_is_refused(shape: tuple[int, ...]
     with TokenExporter(tmp_path / "positions", rank=0, world_size=1) as exporter:
         exporter.export(7, 0, batch, outputs)
     (problem,) = exporter.report().problems
-    assert "position_ids begin anew within a row, first at token 5, so it is several sequences; give lengths" in problem
+    assert "position_ids start over within a row, first at token 5, so it is several sequences; give lengths" in problem
     assert exporter.report().lost_records == 1
     with pytest.raises(MisalignedError, match="18 tokens in one row, and nothing says whether they are one sequence"):
         exported(tmp_path, ({**batch, "position_ids": None}, outputs))

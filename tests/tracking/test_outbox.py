@@ -111,7 +111,7 @@ def test_close_leaves_a_tracker_that_hangs_behind(hanging: Hanging) -> None:
         outbox.put(step(number))
     delivery = outbox.close(timeout_s=0.05)
     assert (delivery.delivered, delivery.unsent) == (0, 3)
-    assert delivery.errors == ("the tracker was not done after 0.05 s, and was left behind",)
+    assert delivery.errors == ("the tracker was not done after 0.05 s, so this process stopped waiting",)
     hanging.go.set()
     outbox._thread.join()
     assert hanging.steps == [0], "nothing more is sent after the sink was closed"

@@ -175,7 +175,7 @@ def test_texts_that_are_set_out_stay_texts(page: Page, address: str) -> None:
     expect(said.get_by_role("img")).to_have_count(1)  # the one picture that is a picture
     expect(said.locator("figcaption")).to_have_count(len(IMAGES))
     expect(said).to_contain_text("only PNG, JPEG, GIF and WebP are shown")
-    expect(said).to_contain_text("it lies elsewhere, and is not fetched: http://example.com/pixel.png")
+    expect(said).to_contain_text("it is at another address, and is not fetched: http://example.com/pixel.png")
     expect(said).to_contain_text("<script>document.title='owned'</script>")
     for number, turn in enumerate(rest):
         shown = page.locator(f"[data-turn='{turn}']")

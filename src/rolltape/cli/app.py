@@ -47,7 +47,7 @@ STAGES: dict[str, dict[str, str]] = {
         "push": "Send a run's metrics and traces to a tracker.",
     },
     "judge": {
-        "score": "Set the rewards of rollouts or turns, even after they finished.",
+        "score": "Set rewards of rollouts or turns, even after they finished.",
         "filter": "Exclude rollouts from training by a rule, or undo that.",
         "tag": "Tag rollouts, turns, or tokens, or list the tags of a run.",
         "note": "Write a note on a rollout, turn, or token, or list notes.",

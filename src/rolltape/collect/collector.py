@@ -195,7 +195,7 @@ class Collector:
         if self._begun is None:
             where, why = f"run {self._tape.name}, step {self.settings.step}", self.stopped or "it was ended"
             raise CollectError(
-                f"{where}: attempts were asked for, but the collection of {self._source.name} ended: {why}"
+                f"{where}: attempts were requested, but the collection of {self._source.name} ended: {why}"
             )
         return self._begun
 

@@ -39,7 +39,7 @@ def function_named(text: str) -> Callable[..., Any]:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             raise NoSuchFunction(
-                f"{text}: there is no module {missing}, in {here} or installed; run where it lies, or install it"
+                f"{text}: there is no module {missing}, in {here} or installed; run from its folder, or install it"
             ) from None
         raise NoSuchFunction(f"{text}: its module raised {describe_raised(error)}; correct it") from error
     function: Any = module

@@ -209,7 +209,7 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
     if same and resume is False:
         raise CollectError(
             f"run {tape.name}: {source_name} was collected into it at step {settings.step} before; "
-            "give --resume to go on, another --step or another --run"
+            "give --resume to continue, another --step, or another --run"
         )
     if resume and not same:
         raise CollectError(
@@ -223,7 +223,7 @@ def check_resumable(tape: Tape, run: Run, settings: CollectSettings, source_name
             changes = "; ".join(f"{name} was {before.get(name)!r} and is {fixed[name]!r}" for name in differ)
             raise CollectError(
                 f"run {tape.name} cannot be resumed at step {settings.step}: {changes}; "
-                "give them as they were, or another --step"
+                "give the earlier values, or another --step"
             )
 
 
@@ -234,10 +234,10 @@ def describe_taken_groups(tape: Tape, run: Run, settings: CollectSettings, sourc
         return None
     groups = {head.group for head in run.group_heads(step=settings.step, source=source_name)}
     counts = {name: len(groups & taken) for name, taken in taken_groups(tape).items()}
-    told = ", ".join(f"{name!r} has taken {count}" for name, count in sorted(counts.items()) if count)
-    return told and (
-        f"groups grow from {sizes[-1]} to {settings.group_size} attempts, of which {told} already; a group is given "
-        "once, so attempts that are added to it do not reach who is done with it"
+    taken_by = ", ".join(f"{name!r} has taken {count}" for name, count in sorted(counts.items()) if count)
+    return taken_by and (
+        f"groups grow from {sizes[-1]} to {settings.group_size} attempts, but {taken_by} of them already; a consumer "
+        "takes a group once, so it never gets the added attempts"
     )
 
 
@@ -267,7 +267,7 @@ def check_unchanged(tape: Tape, run: Run, source_name: str, tasks: Iterable[Task
     raise CollectError(
         f"run {tape.name} cannot be resumed at step {step}, since tasks have changed: {'; '.join(shown_changes)}"
         f"{f'; and {more} more' if more else ''}; "
-        "give them as they were, another --step, or --accept-changed-tasks to mix both in their groups"
+        "give the earlier tasks, another --step, or --accept-changed-tasks to mix both in their groups"
     )
 
 

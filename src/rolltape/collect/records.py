@@ -241,7 +241,7 @@ class RecordFile:
                 self._reported = True
                 why = (error.strerror or error) if isinstance(error, OSError) else error
                 self._report(
-                    f"{self.path}: a record could not be written ({why}); the run has it, and the rest goes on"
+                    f"{self.path}: a record could not be written ({why}); the run has it, and the collection continues"
                 )
 
     def add_missing(self, run: Run, *, step: int, source: str) -> None:

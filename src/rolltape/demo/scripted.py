@@ -20,37 +20,37 @@ SPECIAL = ["<unk>", "<system>", "<user>", "<assistant>", "<tool>", "<call>", "<e
 TOOLS = [{"name": "run_tests"}, {"name": "edit_file"}, {"name": "ask_helper"}]
 
 
-def said(role: str, text: str) -> Message:
+def message_of(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
 def call(text: str, name: str, /, **arguments: str) -> Message:
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return said("assistant", text) | {"tool_calls": [{"type": "function", "function": function}]}
+    return message_of("assistant", text) | {"tool_calls": [{"type": "function", "function": function}]}
 
 
-SYSTEM = said("system", "You are a coding agent.")
-TASK = said("user", "Fix the failing test in parser.py")
+SYSTEM = message_of("system", "You are a coding agent.")
+TASK = message_of("user", "Fix the failing test in parser.py")
 LOOK = call("I will run the tests.", "run_tests")
-FAILED = said("tool", "1 failed: test_empty")
-GARBLED = said("assistant", "I will ask the helper: ask_helper(")
+FAILED = message_of("tool", "1 failed: test_empty")
+GARBLED = message_of("assistant", "I will ask the helper: ask_helper(")
 DELEGATE = call("I will ask the helper.", "ask_helper", question="Where is the first character read?")
 
-HELPER = said("system", "You answer questions about code.")
-QUESTION = said("user", "Where is the first character read?")
-ANSWER = said("assistant", "Line 12 reads text[0] even if text is empty.")
+HELPER = message_of("system", "You answer questions about code.")
+QUESTION = message_of("user", "Where is the first character read?")
+ANSWER = message_of("assistant", "Line 12 reads text[0] even if text is empty.")
 
-ANSWERED = said("tool", "Line 12 reads text[0] even if text is empty.")
+ANSWERED = message_of("tool", "Line 12 reads text[0] even if text is empty.")
 EDIT = call("I will guard the empty text.", "edit_file", line="12", text="if not text: return None")
-EDITED = said("tool", "edited")
+EDITED = message_of("tool", "edited")
 RERUN = call("Now the tests again. ", "run_tests")
 RERUN_TRIMMED = call("Now the tests again.", "run_tests")
-PASSED = said("tool", "2 passed")
-DONE = said("assistant", "All tests pass.")
+PASSED = message_of("tool", "2 passed")
+DONE = message_of("assistant", "All tests pass.")
 
-SUMMARY = said("user", "So far: parser.py fixed, tests pass. Now write the change note.")
-NOTE = said("assistant", "parse() returns None for an empty text.")
-GAVE_UP = said("assistant", "I cannot find the test.")
+SUMMARY = message_of("user", "So far: parser.py fixed, tests pass. Now write the change note.")
+NOTE = message_of("assistant", "parse() returns None for an empty text.")
+GAVE_UP = message_of("assistant", "I cannot find the test.")
 
 SCRIPT = [
     *(SYSTEM, TASK, LOOK, FAILED, DELEGATE, HELPER, QUESTION, ANSWER, ANSWERED, EDIT, EDITED, GARBLED, RERUN),
@@ -98,10 +98,10 @@ class ScriptedEngine:
         ids = [*self.body(message), self.end]
         logprobs = [round(-self._chance.expovariate(4), 4) for _ in ids]
         cut = len(ids) if updated_to is None else len(ids) // 2
-        stretches = [(slice(0, cut), weights), (slice(cut, None), updated_to)]
+        parts = [(slice(0, cut), weights), (slice(cut, None), updated_to)]
         segments = [
             {"sampled_ids": ids[part], "logprobs": logprobs[part], "weight_version": version}
-            for part, version in stretches
+            for part, version in parts
             if ids[part]
         ]
         return {"reply": message, "finish": "stop", "segments": segments}
@@ -124,11 +124,11 @@ def record(path: Path) -> None:
 
 def _work_it_out(session: Any, engine: ScriptedEngine) -> None:
     first = _ask(session, engine, [SYSTEM, TASK], engine.reply(LOOK, "7"))
-    _go_on(session, engine, first, FAILED, engine.reply(GARBLED, "7"))
-    retried = _go_on(session, engine, first, FAILED, engine.reply(DELEGATE, "7"))
+    _record_after(session, engine, first, FAILED, engine.reply(GARBLED, "7"))
+    retried = _record_after(session, engine, first, FAILED, engine.reply(DELEGATE, "7"))
     _ask(session, engine, [HELPER, QUESTION], engine.reply(ANSWER, "7"))
-    edited = _go_on(session, engine, retried, ANSWERED, engine.reply(EDIT, "7", updated_to="8"))
-    rerun = _go_on(session, engine, edited, EDITED, engine.reply(RERUN, "8"))
+    edited = _record_after(session, engine, retried, ANSWERED, engine.reply(EDIT, "7", updated_to="8"))
+    rerun = _record_after(session, engine, edited, EDITED, engine.reply(RERUN, "8"))
     # The agent trims its own reply before it sends it back.
     history = [*rerun.prompt_messages, RERUN_TRIMMED, PASSED]
     ids = [*rerun.prompt_ids.tolist(), *engine.body(RERUN_TRIMMED), engine.end, *engine.prompt(PASSED)]
@@ -142,7 +142,7 @@ def _ask(session: Any, engine: ScriptedEngine, messages: list[Message], reply: d
     return turn
 
 
-def _go_on(session: Any, engine: ScriptedEngine, after: Turn, message: Message, reply: dict[str, Any]) -> Turn:
+def _record_after(session: Any, engine: ScriptedEngine, after: Turn, message: Message, reply: dict[str, Any]) -> Turn:
     """Record a turn by its new messages after an earlier turn."""
     turn: Turn = session.record_turn(
         after=after, new_messages=[message], new_prompt_ids=engine.prompt(message), **reply

@@ -57,7 +57,7 @@ def make_room(path: Path) -> None:
     if not path.exists():
         return
     if path != PLACE or not _is_of_demo(path):
-        raise UsageError(f"{path} exists; name a folder that does not, or remove it")
+        raise UsageError(f"{path} exists; name a new folder, or remove it")
     try:
         shutil.rmtree(path)
     except OSError as error:
@@ -73,7 +73,7 @@ def _is_of_demo(path: Path) -> bool:
     return all(row.source == TASKS.name for row in rolltape.read(path).index())
 
 
-def tell(path: Path, command: Command, on_page: Callable[[str], None], wait: Callable[[], None]) -> None:
+def play(path: Path, command: Command, on_page: Callable[[str], None], wait: Callable[[], None]) -> None:
     """Train on a new run with the page open, show the recorded rollouts, and `wait` before the page closes."""
     with rolltape.open(path) as tape, page_of(path) as page:
         _heading("A model learns", _INTRODUCTION)

@@ -155,8 +155,10 @@ def _bridging(probe: ModelProbe) -> CheckResult:
     measured = f"rendered whole after: {', '.join(whole)}"
     if bridged:
         measured = f"prompts extend held ids after: {', '.join(bridged)}; {measured}"
-        return note(measured, "--thinking-retention all keeps thinking, and every prompt extends", **figures)
-    return warning(measured, "replies are tokenized anew in every prompt; name a renderer", **figures)
+        return note(
+            measured, "--thinking-retention all keeps thinking, so that every prompt extends the last", **figures
+        )
+    return warning(measured, "replies are tokenized again in every prompt; name a renderer with --renderer", **figures)
 
 
 def _refusal(prompts: ChatPrompts, sampled: Ids, new: list[Message], thinking: bool | None) -> str | None:

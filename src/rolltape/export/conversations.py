@@ -81,7 +81,7 @@ def conversations_of(rollout: Rollout, *, with_auxiliary: bool = False) -> Itera
         arrivals, faults = arrivals_of(tree), session.unstated_faults()
         placed = [one for one in tree.turns if one.is_task or with_auxiliary]
         continued = {one.message_parent.sequence for one in placed if one.message_parent is not None}
-        told: set[int] = set()
+        shown: set[int] = set()
         for end in placed:
             if end.sequence in continued:
                 continue
@@ -89,14 +89,14 @@ def conversations_of(rollout: Rollout, *, with_auxiliary: bool = False) -> Itera
             while (before := line[-1].message_parent) is not None:
                 line.append(before)
             turns = tuple(one.turn for one in reversed(line) if one.is_task or with_auxiliary)
-            copied = sum(turn.sequence in told for turn in turns)
-            new = [turn for turn in turns if turn.sequence not in told]
+            copied = sum(turn.sequence in shown for turn in turns)
+            new = [turn for turn in turns if turn.sequence not in shown]
             training = frozenset(
                 turn.sequence
                 for turn in new
                 if trains and turn.sequence not in faults and _reply_trains(turn, arrivals)
             )
-            told.update(turn.sequence for turn in new)
+            shown.update(turn.sequence for turn in new)
             yield Conversation(rollout, session, turns, copied, training)
         tree.take_apart()
 
@@ -164,7 +164,7 @@ CONVERSATION = Table(
     JSON("task", "rollout.head.task"),
     TEXT("model", "rollout.head.model"),
     TEXT("agent", "rollout.head.agent"),
-    TEXTS("launch_tags", lambda told: list(told.rollout.head.tags)),
+    TEXTS("launch_tags", lambda one: list(one.rollout.head.tags)),
     TEXT("stop_reason", "rollout.outcome.stop_reason"),
     TEXT("reason", "rollout.outcome.reason"),
     NUMBER("reward", "rollout.reward"),

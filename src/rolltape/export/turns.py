@@ -230,5 +230,5 @@ def _turn_of(row: Row, root: Root, held: dict[str, Turn]) -> Turn:
 def _earlier(values: Row, column: str, held: dict[str, Turn]) -> Turn | None:
     """The turn that a row continues, or None if it stands alone."""
     if values[column] is not None and values[column] not in held:
-        raise ExportError(f"turn {values['turn']}: goes on from {values[column]}, which is not before it in the file")
+        raise ExportError(f"turn {values['turn']}: continues turn {values[column]}, which is not before it in the file")
     return held.get(values[column])

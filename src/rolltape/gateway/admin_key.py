@@ -57,7 +57,9 @@ def keep_admin_key(run: Path) -> str:
         key = read_admin_key(run)
         if key is None:
             if (run / HEADER_FILE).exists():
-                raise TapeError(f"{run / HEADER_FILE}: no admin key can be read there; remove it, and one is made")
+                raise TapeError(
+                    f"{run / HEADER_FILE}: no admin key can be read there; remove it to have a new one made"
+                )
             key = make_admin_key()
             write_whole(run / HEADER_FILE, f"{_BEARER}{key}\n".encode())
     return key

@@ -119,7 +119,10 @@ class Gateway:
         if not self._settings.admin_key and not is_loopback(self._settings.host):
             raise NotAllowed(f"host {self._settings.host} is not loopback; give an admin key too")
         if self._settings.open and not is_loopback(self._settings.host):
-            raise NotAllowed(f"host {self._settings.host} is not loopback; an open gateway would serve everybody there")
+            raise NotAllowed(
+                f"host {self._settings.host} is not loopback, but anyone could use an open gateway there; "
+                "listen on a loopback address, or leave `open` out"
+            )
         several = isinstance(engine, Sequence) and not isinstance(engine, str)
         self._engines: list[str | Engine] = list(engine) if several else [engine]  # type: ignore[arg-type,list-item]
         self._tape = tape
@@ -240,8 +243,8 @@ class Gateway:
         assert self.worker is not None
         weights = self.service.weights
         changes = weights.changes
-        asked = siblings.others()[:1] if self.worker.is_successor else []
-        for answer in await forwarding.ask(asked, "GET", "/status"):
+        peers = siblings.others()[:1] if self.worker.is_successor else []
+        for answer in await forwarding.ask(peers, "GET", "/status"):
             state = msgspec.json.decode(answer)
             if state["version"] is not None:
                 weights.announce(state["version"], record=False)

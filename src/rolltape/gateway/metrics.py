@@ -19,15 +19,15 @@ _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _COUNTERS = {
     "turns": ("Turns recorded", "api", "finish"),
     "sampled_tokens": ("Tokens sampled by the model",),
-    "prompts": ("Prompts by how they were made, and why not bridged", "how", "why"),
-    "flagged_turns": ("Turns with something odd about them", "flag"),
-    "deliveries": ("What became of replies", "delivery"),
-    "stop_endings": ("Turns that ended by themselves, with their stop id or not", "kept"),
-    "forks": ("Turns that go on beside what their session had",),
+    "prompts": ("Prompts, by how each was made and why it was not bridged", "how", "why"),
+    "flagged_turns": ("Turns with a flag", "flag"),
+    "deliveries": ("Replies, by whether the client received them in full", "delivery"),
+    "stop_endings": ("Turns whose reply ended on a stop id, by whether the engine kept the id", "kept"),
+    "forks": ("Turns that depart from the earlier turns of their session",),
     "sessions": ("Sessions opened",),
-    "sessions_taken_over": ("Sessions of a gateway that has died, gone on with here",),
+    "sessions_taken_over": ("Sessions taken over from a gateway that died",),
     "errors": ("Requests refused or failed", "status"),
-    "client_retries": ("Requests that a client made again, having got no reply or saying so",),
+    "client_retries": ("Requests that a client repeated because it received no reply, or that it marked as retries",),
     "interrupted_replies": ("Replies that were continued after an interruption",),
 }
 

@@ -44,7 +44,7 @@ class _Entry(NamedTuple):
     name: str | bytes  # its name in requests, or the digest of its conversation's beginning
     opening: str  # the text of its first user message
     minted: list[str]  # the ids of its replies and calls
-    said: list[bytes]  # digests of its conversations, each up to a reply
+    conversations: list[bytes]  # digests of its conversations, each up to a reply
     gone_on: set[str]  # ids of turns that a request continued
 
 
@@ -64,7 +64,7 @@ class OpenSessions:
         self._find_left = find_left
         self._entries: dict[str, _Entry] = {}  # by session id
         self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
-        self._said: dict[tuple[str, bytes], list[OpenSession]] = defaultdict(list)  # by API key and conversation
+        self._by_conversation: dict[tuple[str, bytes], list[OpenSession]] = defaultdict(list)  # and by API key
         self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and the id of a reply or a call
         self._latest: dict[str, OpenSession] = {}  # by API key
         self._attempts = attempts
@@ -83,7 +83,7 @@ class OpenSessions:
             found = self._works[key or ""] = SessionWork()
         return found
 
-    async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, says_retry: bool) -> OpenSession:
+    async def find(self, key: str | None, identity: Identity, request: ChatRequest, *, is_retry: bool) -> OpenSession:
         """Find the session of a request, or open one."""
         await self._attempts.prepare()
         key, name = session_name(key, identity, request)
@@ -94,7 +94,7 @@ class OpenSessions:
             session = named[-1] if named else None
         else:
             session = await self._continued(key, name, request)
-            goes_on = says_retry or any(message["role"] == "assistant" for message in request.messages)
+            goes_on = is_retry or any(message["role"] == "assistant" for message in request.messages)
             if session is None and goes_on and await self._taken_over(key, name):
                 session = await self._continued(key, name, request)
         if session is None:
@@ -126,9 +126,9 @@ class OpenSessions:
         if entry is None:
             return
         conversation = digest_conversation((*asked, message))
-        if conversation not in entry.said:
-            entry.said.append(conversation)
-            self._said[entry.key, conversation].append(session)
+        if conversation not in entry.conversations:
+            entry.conversations.append(conversation)
+            self._by_conversation[entry.key, conversation].append(session)
         minted = dict.fromkeys((reply_id, *minted_ids(message)))
         entry.minted.extend(minted)
         self._minted.update({(entry.key, one): session for one in minted})
@@ -149,24 +149,24 @@ class OpenSessions:
         candidates = self._open_ones(key, beginning)
         for session in candidates:
             # Attempts at one task begin alike. A retry is certain only if no client got the reply.
-            if self._turns.find_repeated(session, request, says_retry=False) is not None:
+            if self._turns.find_repeated(session, request, is_retry=False) is not None:
                 return session
         if request.prompt is not None:
             for session in reversed(candidates):
                 if await self._turns.continues(session, request) and session.ended is None:
                     return session
             return None
-        if echoed and (said := self._find_said(key, digest_conversation(request.messages))) is not None:
-            return said
+        if echoed and (found := self._find_by_conversation(key, digest_conversation(request.messages))) is not None:
+            return found
         if echoed and (matched := await self._best_match(candidates, request)) is not None:
             return matched
         return self._find_asker(key, request)
 
-    def _find_said(self, key: str, conversation: bytes) -> OpenSession | None:
+    def _find_by_conversation(self, key: str, conversation: bytes) -> OpenSession | None:
         """The session with a conversation's last reply; of several, the one found least recently."""
-        known = [one for one in self._said.get((key, conversation), ()) if one.ended is None]
+        known = [one for one in self._by_conversation.get((key, conversation), ()) if one.ended is None]
         if len(known) > 1:
-            self._said[key, conversation] = known[1:] + known[:1]
+            self._by_conversation[key, conversation] = known[1:] + known[:1]
         return known[0] if known else None
 
     def _find_asker(self, key: str, request: ChatRequest) -> OpenSession | None:
@@ -231,11 +231,11 @@ class OpenSessions:
         likes.remove(session)
         if not likes:
             del self._found[entry.key, entry.name]
-        for conversation in entry.said:
-            known = self._said[entry.key, conversation]
+        for conversation in entry.conversations:
+            known = self._by_conversation[entry.key, conversation]
             known.remove(session)
             if not known:
-                del self._said[entry.key, conversation]
+                del self._by_conversation[entry.key, conversation]
         for one in entry.minted:
             self._minted.pop((entry.key, one), None)
         if self._latest.get(entry.key) is session:

@@ -171,17 +171,17 @@ def _restored(rollout: RolloutRecorder, recorder: SessionRecorder, deliveries: d
     session.opened_at = rollout.head.started_at_ns / 1e9
     unanswered: set[tuple[str, int]] = set()
     for turn in recorder.turns:
-        asked: tuple[str, int] = (turn.facts.extra.get("request", ""), turn.facts.extra.get("choice", 0))
+        request: tuple[str, int] = (turn.facts.extra.get("request", ""), turn.facts.extra.get("choice", 0))
         if turn.facts.auxiliary is None:
             session.history.restore(turn)
-            is_repeat = asked in unanswered
+            is_repeat = request in unanswered
             session.turns += not is_repeat
             if session.task_instructions is None:
                 session.task_instructions = _instructions(turn)
-        if asked[0]:
+        if request[0]:
             is_given_up = turn.facts.finish in (Finish.ABORT, Finish.ERROR)
-            (unanswered.add if is_given_up else unanswered.discard)(asked)
-            session.recent.add_recorded(bytes.fromhex(asked[0]), asked[1], turn)
+            (unanswered.add if is_given_up else unanswered.discard)(request)
+            session.recent.add_recorded(bytes.fromhex(request[0]), request[1], turn)
     return session
 
 

@@ -83,7 +83,7 @@ def _describe(gateway: Gateway) -> None:
     """Print what it serves, and which key opens sessions."""
     print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
     if (why := gateway.service.turns.buffered) is not None:
-        print(f"rolltape: streamed replies come when they have ended: {why}", file=sys.stderr)
+        print(f"rolltape: replies are streamed only after they have ended: {why}", file=sys.stderr)
     folder = gateway.service.tape.directory.path
     if gateway.admin_key == read_admin_key(folder):
         print(f"rolltape: sessions are opened with the key in {folder / HEADER_FILE}", file=sys.stderr)

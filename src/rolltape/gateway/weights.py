@@ -55,7 +55,7 @@ class Weights:
         for engine in self._pool.engines:
             if not isinstance(engine, TakesWeights):
                 hint = "pause the gateway, change them there, and resume it"
-                raise BadRequest(f"{engine.name}: it is not known how weights are loaded there; {hint}")
+                raise BadRequest(f"{engine.name}: the gateway cannot load weights there; {hint}")
         # A folder that is not here may be on the engines' machine, or a name that they know.
         folder = str(Path(folder).absolute()) if Path(folder).exists() else str(folder)
         async with self._changing:

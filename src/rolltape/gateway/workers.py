@@ -97,11 +97,11 @@ def _watch(
     workers: list[_Worker], work: Callable[[WorkerPlace, Callable[[], None]], None], on_ready: Callable[[], None]
 ) -> int:
     """Replace workers that die, until a signal ends all. If a first worker cannot start, all end too."""
-    told = ending = False
+    announced = ending = False
     code = 0
     successors: list[tuple[float, WorkerPlace]] = []  # with their start times
     while workers or successors:
-        got = _wait(None if told and not successors else _LOOK_S)
+        got = _wait(None if announced and not successors else _LOOK_S)
         if got is not None and got != signal.SIGCHLD:
             ending = True
             _signal(workers)
@@ -124,8 +124,8 @@ def _watch(
             workers.append(_Worker(due[1], work))
         if ending:
             successors.clear()
-        if not told and not ending and not successors and all(worker.ready for worker in workers):
-            told = True
+        if not announced and not ending and not successors and all(worker.ready for worker in workers):
+            announced = True
             on_ready()
     return code
 

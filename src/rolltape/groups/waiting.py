@@ -64,7 +64,7 @@ class StreamWait(WaitTimer):
             log.warning("run %s: %s; waiting for it to be resumed", self._run, gone)
         if self._request.resume_s is not None and time.monotonic() - self._gone_at_s >= self._request.resume_s:
             raise GroupsError(
-                f"run {self._run}: {gone}, and nobody has resumed it for {self._request.resume_s:g} s; "
+                f"run {self._run}: {gone}, and it was not resumed within {self._request.resume_s:g} s; "
                 f"groups that it left incomplete: {len(incomplete())}. Resume it with `rolltape collect --resume` and "
                 "take groups again, or take what has ended with complete=False"
             )

@@ -25,11 +25,11 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
         self, *, source: str | None = None, split: str | None = None, step: int | None = None, model: str | None = None
     ) -> dict[str, Any]:
         """Where a rollout comes from, for `ImportedRollout`: the user's option, or else the value of its entry."""
-        told = step if self.step is None else self.step
+        own_step = step if self.step is None else self.step
         return {
             "source": self.source or source,
             "split": self.split or split,
-            "step": 0 if told is None else told,
+            "step": 0 if own_step is None else own_step,
             "model": self.model or model,
         }
 
@@ -93,7 +93,7 @@ def or_broken(where: str, make: Callable[[], T]) -> T | BrokenEntry:
     except KeyError as error:
         return BrokenEntry(where, f"it lacks {error}")
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-        return BrokenEntry(where, f"a value of it is not what belongs there: {error}")
+        return BrokenEntry(where, f"a value in it is not of the expected kind: {error}")
 
 
 def each_rollout(
@@ -127,7 +127,7 @@ def conversation_turns(
         turns.append({**prompt, "reply": message, "finish": "stop", "token_faithful": False})
         since = []
     if not turns and not may_be_empty:
-        raise ImportFileError(f"{where}: no message of it is an assistant's, so it has no turn")
+        raise ImportFileError(f"{where}: it has no message of the assistant, so it has no turn")
     return turns, {"messages_after_the_last_reply": since} if since else {}
 
 

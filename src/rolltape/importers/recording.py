@@ -104,7 +104,7 @@ def _record_all(
         seen[key] += 1
         if seen[key] > 1:
             if item.key:
-                _note_broken(report, BrokenEntry(item.where, f"the id {item.key} stands twice in it"), skip_broken)
+                _note_broken(report, BrokenEntry(item.where, f"the id {item.key} appears twice in it"), skip_broken)
                 continue
             key = f"{key}.{seen[key]}"
         if key in known.whole:
@@ -136,7 +136,7 @@ def _record(tape: Tape, kind: str, item: ImportedRollout, key: str, known: _Know
     try:
         group = group_id(tape.name, **identity, source=joined, task=item.task, step=item.step)
     except (TypeError, ValueError, RecursionError) as error:
-        raise NotJsonError(f"its task identifies it, and has no one spelling: {error}") from None
+        raise NotJsonError(f"its task identifies it, but has no canonical JSON: {error}") from None
     attempt = known.attempt(group, key, item.attempt)
     recorder = tape.rollout(
         **identity,

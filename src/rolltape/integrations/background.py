@@ -34,7 +34,7 @@ class BackgroundLoop:
         """Run a coroutine. Cancelling the future cancels it."""
         if not self._thread.is_alive():
             coroutine.close()
-            raise GroupsError("what ran in the background is closed")
+            raise GroupsError("the background thread is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def close(self) -> None:

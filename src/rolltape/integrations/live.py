@@ -353,7 +353,7 @@ class LiveGroups:
         try:
             saved = msgspec.convert(state, _State)
         except msgspec.ValidationError as error:
-            raise GroupsError(f"no state that state_dict gave: {error}") from None
+            raise GroupsError(f"not a state from state_dict: {error}") from None
         if (other := {"run": saved.run, "consumer": saved.consumer}) != own:
             raise GroupsError(f"the checkpoint is of {other}, this is {own}; give the run and the consumer of both")
         assert self._background is not None

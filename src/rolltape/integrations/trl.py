@@ -153,7 +153,9 @@ class TrlRollouts(TrainerCallback):
     def _find_task(self, prompts: Sequence[Any]) -> Task:
         keys = {_key(prompt) for prompt in prompts}
         if len(keys) > 1:
-            raise GroupsError(f"prompts {prompts[0]!r} and others stand where TRL has the completions of one prompt")
+            raise GroupsError(
+                f"prompts {prompts[0]!r} and others are mixed where TRL has the completions of one prompt"
+            )
         try:
             return self._tasks[keys.pop()]
         except KeyError:

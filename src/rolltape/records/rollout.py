@@ -373,37 +373,37 @@ def annotations_of(events: Iterable[Event], launch_tags: Sequence[str] = ()) -> 
         if event.kind not in _DATA:
             continue
         try:
-            said = parse_annotation(event.kind, event.data)
+            annotation = parse_annotation(event.kind, event.data)
         except msgspec.ValidationError:
             continue
-        if isinstance(said, _NoteData):
-            _apply_note(notes, event, said)
-        elif isinstance(said, _RetagData):
-            _retag(tags, event, said)
+        if isinstance(annotation, _NoteData):
+            _apply_note(notes, event, annotation)
+        elif isinstance(annotation, _RetagData):
+            _retag(tags, event, annotation)
         elif event.turn is None:
             before = {one.name: one for one in tags.values() if one.turn is None}
             tags = {place: one for place, one in tags.items() if one.turn is not None}
-            for name in said.tags:
+            for name in annotation.tags:
                 tags[(None, None), name] = before.get(name) or Tag(name=name, by=event.by, at_ns=event.at_ns)
     return Annotations(tuple(tags.values()), tuple(notes.values()))
 
 
-def _retag(tags: dict[tuple[_Place, str], Tag], event: Event, said: _RetagData) -> None:
-    place = (event.turn, said.tokens)
-    for name in said.removed:
+def _retag(tags: dict[tuple[_Place, str], Tag], event: Event, data: _RetagData) -> None:
+    place = (event.turn, data.tokens)
+    for name in data.removed:
         tags.pop((place, name), None)
-    for name in said.added:
-        given = Tag(name=name, turn=event.turn, tokens=said.tokens, by=event.by, at_ns=event.at_ns)
+    for name in data.added:
+        given = Tag(name=name, turn=event.turn, tokens=data.tokens, by=event.by, at_ns=event.at_ns)
         tags.setdefault((place, name), given)
 
 
-def _apply_note(notes: dict[str, Note], event: Event, said: _NoteData) -> None:
-    known = notes.get(said.note)
-    if said.text is None:
-        notes.pop(said.note, None)
+def _apply_note(notes: dict[str, Note], event: Event, data: _NoteData) -> None:
+    known = notes.get(data.note)
+    if data.text is None:
+        notes.pop(data.note, None)
     elif known is None:
-        notes[said.note] = Note(
-            id=said.note, text=said.text, turn=event.turn, tokens=said.tokens, by=event.by, at_ns=event.at_ns
+        notes[data.note] = Note(
+            id=data.note, text=data.text, turn=event.turn, tokens=data.tokens, by=event.by, at_ns=event.at_ns
         )
-    elif known.text != said.text:
-        notes[said.note] = msgspec.structs.replace(known, text=said.text, edited_by=event.by, edited_at_ns=event.at_ns)
+    elif known.text != data.text:
+        notes[data.note] = msgspec.structs.replace(known, text=data.text, edited_by=event.by, edited_at_ns=event.at_ns)

@@ -251,8 +251,8 @@ def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSe
 
 def pruned_tokens(rollout: Rollout) -> int:
     """How many sampled tokens the rollout had before its turns were pruned."""
-    said = [event.data for event in rollout.events if event.kind == EventKind.PRUNE]
-    return max((int(data.get("sampled_tokens", 0)) for data in said if data.get("pruned") == "turns"), default=0)
+    pruned = [event.data for event in rollout.events if event.kind == EventKind.PRUNE]
+    return max((int(data.get("sampled_tokens", 0)) for data in pruned if data.get("pruned") == "turns"), default=0)
 
 
 def _entries(turn: str, runs: Iterable[FateRun]) -> Iterator[LedgerEntry]:

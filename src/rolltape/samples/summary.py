@@ -40,8 +40,8 @@ def open_for_recording(
 def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:
     """Count a rollout's branches, forks, samples, fates and behavior, as if it were not filtered. Its turns must be
     whole."""
-    said = [event for event in rollout.events if event.kind != EventKind.FILTER]
-    whole_fate = rollout_fate(outcome_of(said, rollout.writer_alive), as_if_finished=False)
+    events = [event for event in rollout.events if event.kind != EventKind.FILTER]
+    whole_fate = rollout_fate(outcome_of(events, rollout.writer_alive), as_if_finished=False)
     placed = [PlacedSession(session) for session in rollout.sessions]
     forks = Counter(fork.cause.value for one in placed for fork in one.forks)
     is_plain = all(_is_plain(one.tree, one.arrivals) for one in placed)

@@ -50,7 +50,7 @@ def _identity(rollout: Rollout) -> Iterator[Breach]:
             yield Breach("identity", session.id, f"is session {session.ordinal} of rollout {head.id}")
         for place, turn in enumerate(session.turns):
             if turn.id != turn_id(session.id, place):
-                yield Breach("nothing lost", turn.id, f"stands where turn {place} of its session should be")
+                yield Breach("nothing lost", turn.id, f"is in the place of turn {place} of its session")
 
 
 def _outcome(rollout: Rollout) -> Iterator[Breach]:

@@ -43,7 +43,7 @@ class SourceContents(Generic[S]):
     @cached_property
     def events(self) -> list[StoredEvent]:
         """All events, about its own rollouts and others."""
-        with self._noting("its events", "what they said, rewards and finishes included"):
+        with self._noting("its events", "their contents, rewards and finishes included"):
             return [stored for _, stored in self.source.numbered_events()]
         return []
 

@@ -293,7 +293,7 @@ class TinyEngine:
                         act()
                     if self._stopped is None and not self._paused and self._batch.busy:
                         hold_one_thread()
-                        self._tell(self._batch.step())
+                        self._wake_callers(self._batch.step())
         except Exception as error:
             why = f"the engine's thread failed: {type(error).__name__}: {error}"
             raise
@@ -320,7 +320,7 @@ class TinyEngine:
         self._batch.abort(requests)
         self._wake_up(requests)
 
-    def _tell(self, requests: list[Request]) -> None:
+    def _wake_callers(self, requests: list[Request]) -> None:
         """Wake the callers that wait for a piece, or whose request has ended."""
         self._wake_up([request for request in requests if request.streams or request.finish is not None])
 

@@ -53,7 +53,7 @@ class Reporter:
             if kind in self._problems:
                 return
             self._problems[kind] = what
-        log.error("%s: %s; training goes on, further problems of this kind are only counted", self.who, what)
+        log.error("%s: %s; training continues, further problems of this kind are only counted", self.who, what)
 
     def report(self) -> ExportReport:
         """The counts so far. After `close`, queued records count as lost."""

@@ -160,7 +160,7 @@ def _check_positions(
     begun = np.flatnonzero(own & (steps <= 0))
     if batch.positions_tell and len(begun):
         raise MisalignedError(
-            f"{batch.where}: position_ids begin anew within a row, first at token {begun[0]}, so it is several "
+            f"{batch.where}: position_ids start over within a row, first at token {begun[0]}, so it is several "
             "sequences; give lengths or cu_seqlens, or attention_mask if the rest is padding"
         )
     gaps = np.flatnonzero(own & (steps > 1))

@@ -99,9 +99,9 @@ class TraceWriter:
         self._warned: set[str] = set()  # fields
         self._kept: list[LoggedEvent] | None = [] if keep else None
         if rollout.head.epoch:
-            self._go_on()
+            self._count_earlier()
 
-    def _go_on(self) -> None:
+    def _count_earlier(self) -> None:
         """Count the steps and rewards that an earlier writer of the rollout recorded."""
         if not self.captures:
             raise RecordError(
@@ -249,7 +249,7 @@ class TraceWriter:
                 placed = None
             event = self._event(step, fields, unrecorded)
         for name in unrecorded.keys() - self._warned:
-            log.warning("%s; the trace goes on without it", unrecorded[name])
+            log.warning("%s; the trace continues without it", unrecorded[name])
             self._warned.add(name)
         try:
             self._tickets.append(self._rollout.append_event(event, after=self._tickets[-1] if self._tickets else None))

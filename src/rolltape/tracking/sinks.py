@@ -137,12 +137,12 @@ class Outbox:
             self._changed.notify_all()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._report("late", f"the tracker was not done after {timeout_s:g} s, and was left behind")
+            self._report("late", f"the tracker was not done after {timeout_s:g} s, so this process stopped waiting")
             with self._changed:
                 self._abandoned = True
         delivery = self.delivery
         if not delivery.complete:
-            log.warning("of %d steps %d were delivered: %s", delivery.put, delivery.delivered, delivery)
+            log.warning("of %d steps, %d were delivered: %s", delivery.put, delivery.delivered, delivery)
         return delivery
 
     def _leave_to_parent(self) -> None:

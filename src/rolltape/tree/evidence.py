@@ -15,7 +15,7 @@ _THINKING_DROPPED = "new_user_message"  # the gateway's reason to render a promp
 _EXCERPT_CHARACTERS = 80
 _EXCERPT_TOKENS = 12
 _OPENING = 8  # tokens that open an assistant's message and its thinking, at most
-_TOLD_LINE, _TOLD = 24, 40  # characters: of a line too long to match by chance, and of all matching lines
+_REPEATED_LINE, _REPEATED = 24, 40  # characters: of a line too long to match by chance, and of all matching lines
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
@@ -64,11 +64,11 @@ def drift_cause(before: Turn, after: Turn, shared: int) -> ForkCause:
     return ForkCause.RETOKENIZED
 
 
-def is_retold(reply: Message, text: str) -> bool:
+def repeats_lines(reply: Message, text: str) -> bool:
     """Whether a text repeats a good part of a reply's lines. Agents shorten a summary and put it into a new frame."""
-    lines = [line for one in reply.text.splitlines() if len(line := one.strip()) >= _TOLD_LINE]
+    lines = [line for one in reply.text.splitlines() if len(line := one.strip()) >= _REPEATED_LINE]
     found = sum(len(line) for line in lines if line in text)
-    return found >= _TOLD and 4 * found >= sum(map(len, lines))
+    return found >= _REPEATED and 4 * found >= sum(map(len, lines))
 
 
 def text_difference(before: Message | None, after: Message | None) -> Difference | None:

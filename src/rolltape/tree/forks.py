@@ -11,8 +11,8 @@ from rolltape.records.messages import Message, Role
 from rolltape.tree.evidence import (
     drift_cause,
     is_edit_of,
-    is_retold,
     raw_difference,
+    repeats_lines,
     reply_change,
     text_difference,
     token_difference,
@@ -74,14 +74,14 @@ def _summary_used(turns: Sequence[PlacedTurn], index: int, fork: Fork) -> Placed
     recent = turns[max(0, index - _RECENT) : index]
     if len(placed.turn.prompt_tokens) >= max(len(one.turn.prompt_tokens) for one in recent):
         return None
-    told = [
+    texts = [
         message.text
         for message in _messages_below(placed.prompt_node.ancestor(fork.message_index), placed.prompt_node)
         if message.role not in (Role.ASSISTANT, Role.TOOL)
     ]
     for one in reversed(recent):
         is_over = not any(child.is_task and child.sequence > placed.sequence for child in one.children)
-        if is_over and one.turn.reply is not None and any(is_retold(one.turn.reply, text) for text in told):
+        if is_over and one.turn.reply is not None and any(repeats_lines(one.turn.reply, text) for text in texts):
             return one
     return None
 
@@ -225,12 +225,12 @@ def _fork_under_other_tools(turns: Sequence[PlacedTurn], index: int, twin: tuple
 def _repeats(placed: PlacedTurn, reference: PlacedTurn, shared: int) -> bool:
     """Whether the prompt holds a reply of the reference's conversation from after the first `shared` messages."""
     below = placed.prompt_node.ancestor(shared)
-    said = {one.canonical for one in _messages_below(below, placed.prompt_node) if one.role is Role.ASSISTANT}
-    if not said:
+    replies = {one.canonical for one in _messages_below(below, placed.prompt_node) if one.role is Role.ASSISTANT}
+    if not replies:
         return False
     turn: PlacedTurn | None = reference
     while turn is not None and turn.tip.depth > shared:
-        if turn.turn.reply is not None and turn.turn.reply.canonical in said:
+        if turn.turn.reply is not None and turn.turn.reply.canonical in replies:
             return True
         turn = turn.message_parent
     return False

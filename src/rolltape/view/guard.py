@@ -73,7 +73,7 @@ class ViewGuard:
         if self.shares is None:
             raise NoAnswer("links are signed with a key; start `rolltape view` with --key to share a rollout", 403)
         if not self.has_key(request):
-            raise NoAnswer("a link to one rollout gives no right to share; ask who has the key", 403)
+            raise NoAnswer("a link to one rollout gives no right to share; open the page with its key", 403)
         if not self._is_key(bearer_token(request) or "") and (refusal := other_site(request)) is not None:
             raise NoAnswer(refusal, 403)
         return self.shares

@@ -60,7 +60,7 @@ async def served(
     """
     base = parse_base_path(base_path)
     if not is_loopback(host) and not key:
-        raise ViewError(f"{host} is not loopback, and no key is given; give a key, so that not everybody may look")
+        raise ViewError(f"{host} is not loopback, and no key is given; give a key, or anyone could read the runs")
     runs = ServedRuns(locations)
     annotate = None if author is None else AnnotateRight(author)
     guard = ViewGuard(key, annotate)

@@ -58,7 +58,7 @@ def score(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Set the rewards of rollouts or turns, even after they finished.
+    """Set rewards of rollouts or turns, even after they finished.
 
     The latest reward counts; earlier ones stay on the tape. With --from, each line is a JSON object with rollout and
     reward, and optionally terms, by, try, and turn. --id-field, --reward-field, and --term-field name the fields of

@@ -58,6 +58,6 @@ def _described(report: PruneReport) -> str:
 
 def _confirm(report: PruneReport) -> None:
     if not sys.stdin.isatty():
-        raise UsageError(f"--yes: required to delete {_described(report)}, as nobody can be asked")
+        raise UsageError(f"--yes: required to delete {_described(report)}, because stdin is not a terminal")
     if not typer.confirm(f"Delete {_described(report)} permanently?", err=True):
         raise typer.Abort

@@ -101,7 +101,7 @@ def _counts(whole: dict[str, Any]) -> str:
     if result["sign_p"] is not None:
         parts[0] += f" (sign test p = {number(result['sign_p'])})"
     words = {"only_a": "only in A", "only_b": "only in B", "unrewarded": "without it on one side"}
-    parts += [f"{whole[name]:,} {said}" for name, said in words.items() if whole[name]]
+    parts += [f"{whole[name]:,} {text}" for name, text in words.items() if whole[name]]
     unnamed = sum(whole["unnamed"])
     parts += [f"{plural(unnamed, 'rollout')} of tasks without an id left out"] if unnamed else []
     parts += [f"{plural(whole['on_both'], 'rollout')} on both sides"] if whole["on_both"] else []

@@ -155,7 +155,7 @@ class JsonProgress(LogProgress):
         except OSError as error:
             self.lost = True
             discard_output()
-            _try_note(f"events cannot be written ({error.strerror or error}); the collection goes on without them")
+            _try_note(f"events cannot be written ({error.strerror or error}); the collection continues without them")
 
 
 def figure_texts(figures: Figures, *, over: bool = False) -> list[str]:

@@ -59,7 +59,7 @@ def run_collection(
     raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
-        stack.enter_context(_saying_how_to_continue(run))
+        stack.enter_context(_naming_how_to_continue(run))
         tape = stack.enter_context(open_for_recording(run))
         stack.enter_context(warnings_to(run / "logs" / "collect.log"))
         loop = stack.enter_context(asyncio.Runner(loop_factory=loop_factory()))
@@ -187,7 +187,7 @@ async def _run(collector: Collector, watcher: _Watcher) -> bool:
 
 
 @contextmanager
-def _saying_how_to_continue(run: Path) -> Iterator[None]:
+def _naming_how_to_continue(run: Path) -> Iterator[None]:
     """Add how to continue to an error of an existing tape, such as a full disk."""
     try:
         yield

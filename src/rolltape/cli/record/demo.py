@@ -16,7 +16,7 @@ from rolltape.errors import ExportError, UsageError
 
 
 def demo(
-    run: Annotated[Path | None, argument("RUN", "Run directory to make (default: runs/demo).")] = None,
+    run: Annotated[Path | None, argument("RUN", "Run directory to create (default: runs/demo).")] = None,
     *,
     no_browser: NoBrowserOption = False,
     scripted: Annotated[
@@ -33,15 +33,15 @@ def demo(
     """
     if tasks is not None:
         if run is not None or scripted:
-            raise UsageError("--tasks writes task files alone; give it neither RUN nor --scripted")
+            raise UsageError("--tasks only writes task files; leave out RUN and --scripted")
         return _write_tasks(tasks)
     if scripted:
         return _record_scripted(Path("runs/scripted") if run is None else run)
-    return _tell(run, no_browser=no_browser)
+    return _play(run, no_browser=no_browser)
 
 
-def _tell(run: Path | None, *, no_browser: bool) -> int:
-    from rolltape.demo.story import PLACE, CommandFailed, make_room, tell
+def _play(run: Path | None, *, no_browser: bool) -> int:
+    from rolltape.demo.story import PLACE, CommandFailed, make_room, play
 
     path = PLACE if run is None else run
     make_room(path)
@@ -54,14 +54,14 @@ def _tell(run: Path | None, *, no_browser: bool) -> int:
 
     def wait() -> None:
         if not stays:
-            print("It answers. The demo ends here, because this is no terminal.")
+            print("It answers. The demo ends here, because this is not a terminal.")
             return
         print("Ctrl-C ends it.", flush=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
 
     try:
-        tell(path, rolltape_command, show, wait)
+        play(path, rolltape_command, show, wait)
     except CommandFailed as failed:
         return failed.code
     return 0
@@ -71,7 +71,7 @@ def _record_scripted(path: Path) -> int:
     from rolltape.demo import record_scripted
 
     if path.exists():
-        raise UsageError(f"{path} exists; name a folder that does not, or remove it")
+        raise UsageError(f"{path} exists; name a new folder, or remove it")
     record_scripted(path)
     note(f"recorded in {path}; rolltape ls {path} lists it")
     return 0

@@ -37,7 +37,7 @@ _STACK = {
 }
 _GATEWAY = {
     "fault": "agents cannot work with this gateway",
-    "warning": "agents can work with this gateway, not all of them, or at a cost",
+    "warning": "some agents can work with this gateway, or all at a cost",
     "ok": "agents can work with this gateway",
 }
 
@@ -92,7 +92,7 @@ def doctor(
 
     if gateway is not None:
         if engine or model or agent:
-            raise UsageError("--gateway: a gateway is checked by itself; leave out --engine, --model, and --agent")
+            raise UsageError("--gateway: a gateway is checked alone; leave out --engine, --model, and --agent")
         require_url("--gateway", gateway)
         return _report(check_gateway(gateway, key=key, model=gateway_model), _GATEWAY, as_json)
     if engine is None and model is None and agent is None:
@@ -133,9 +133,9 @@ def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json
         asyncio.run(consume())
     worst = next((name for name in ("fault", "warning") if counts[name]), "ok")
     if not as_json:
-        said = ", ".join(plural(counts[name], name) for name in ("fault", "warning", "note") if counts[name])
+        found = ", ".join(plural(counts[name], name) for name in ("fault", "warning", "note") if counts[name])
         print_line("")
-        print_line(f"{said or 'nothing to note'}: {ends[worst]}", "bold")
+        print_line(f"{found or 'nothing to note'}: {ends[worst]}", "bold")
     return {"fault": Exit.BROKEN, "warning": Exit.WARNED, "ok": Exit.OK}[worst]
 
 

@@ -25,7 +25,7 @@ def engine(
         LogprobKind, option("--logprobs KIND", "Logprobs to return: raw, or after_temperature as SGLang does.")
     ] = LogprobKind.AFTER_TEMPERATURE,
     incremental: Annotated[
-        bool, option("--incremental-streaming-output", "Stream only new text in each chunk, not all so far.")
+        bool, option("--incremental-streaming-output", "Stream only the new text in each chunk, not all text so far.")
     ] = False,
 ) -> int:
     """Serve a small Qwen3 model over HTTP with SGLang's API."""

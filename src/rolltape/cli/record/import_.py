@@ -17,18 +17,16 @@ _SHOWN_PROBLEMS = 20
 def import_(
     kind: Annotated[str | None, argument("KIND", f"What the source is: {', '.join(KINDS)}.")] = None,
     path: Annotated[str | None, argument("PATH", "File or folder to import.")] = None,
-    run: Annotated[str | None, argument("RUN", "Run directory; made if there is none.")] = None,
+    run: Annotated[str | None, argument("RUN", "Run directory; created if missing.")] = None,
     *,
     guess_path: Annotated[
         str | None, option("--guess PATH", "Print the kind of a file or folder, and import nothing.")
     ] = None,
     source: Annotated[str | None, option("--source NAME", "Where the tasks come from.")] = None,
     split: Annotated[str | None, option("--split NAME", "Split of the source.")] = None,
-    step: Annotated[
-        int | None, option("--step N", "Training step (default: as the source says, else 0).", min=0)
-    ] = None,
+    step: Annotated[int | None, option("--step N", "Training step (default: from the source, else 0).", min=0)] = None,
     model: Annotated[str | None, option("--model NAME", "Model that was sampled from.")] = None,
-    tokenizer: Annotated[str | None, option("--tokenizer FOLDER", "Tokenizer that gives ids their text.")] = None,
+    tokenizer: Annotated[str | None, option("--tokenizer FOLDER", "Tokenizer that decodes the ids.")] = None,
     traces: Annotated[
         str | None, option("--traces FILE", "With prime-rl: verifiers traces to join token exports with.")
     ] = None,
@@ -42,7 +40,7 @@ def import_(
     """
     if guess_path is not None:
         if kind is not None:
-            raise UsageError("--guess takes a path alone; leave out KIND, PATH, and RUN")
+            raise UsageError("--guess takes only a path; leave out KIND, PATH, and RUN")
         return _print_guess(guess_path, as_json=as_json)
     if kind is None or path is None or run is None:
         raise UsageError("import needs KIND, PATH, and RUN, or --guess PATH")
@@ -79,5 +77,5 @@ def _print_guess(path: str, *, as_json: bool) -> int:
         for kind, reason in kinds.items():
             print_line(f"{kind}: {reason}")
     else:
-        print_line(f"{path} looks like none of {', '.join(KINDS)}")
+        print_line(f"{path} does not look like any of {', '.join(KINDS)}")
     return Exit.OK if kinds else Exit.USAGE

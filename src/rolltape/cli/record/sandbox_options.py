@@ -28,7 +28,7 @@ class SandboxOptions:
         str,
         _option(
             "--sandbox KIND",
-            "Sandbox of agents that are programs, and of checks of their work: bwrap, podman, docker, none, or auto "
+            "Sandbox for agents that are programs, and for checks of their work: bwrap, podman, docker, none, or auto "
             "(bwrap where it works).",
         ),
     ] = "auto"

@@ -223,7 +223,7 @@ def _write(
 
 def _note_left_out(what: ExportKind, left_out: list[str]) -> None:
     if left_out:
-        why = "no reply of theirs trains" if what is ExportKind.CONVERSATIONS else "not ended, or without a reply"
+        why = "none of their replies trains" if what is ExportKind.CONVERSATIONS else "not ended, or without a reply"
         some = ", ".join(one[:SHORT_ID] for one in left_out[:5]) + (", …" if len(left_out) > 5 else "")
         note(f"{plural(len(left_out), 'rollout')} left out, {why}: {some}")
 

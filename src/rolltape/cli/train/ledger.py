@@ -50,7 +50,7 @@ def ledger(
         sampled = plural(totals.total(), "sampled token")
         print_line(f"{sampled} of {plural(len(selected), 'rollout')} under {policy.name}")
         if without_ids:
-            print_line(f"{plural(without_ids, 'turn')} without token ids: nothing of that trains")
+            print_line(f"{plural(without_ids, 'turn')} without token ids: not trainable")
     return report_problems(tape)
 
 

@@ -84,8 +84,8 @@ def _print_json(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
         for finding in check.findings:
             print_json(msgspec.to_builtins(finding))
         for later in check.notes:
-            told = msgspec.to_builtins(later)
-            print_json({"note": told.pop("rule"), **told})
+            fields = msgspec.to_builtins(later)
+            print_json({"note": fields.pop("rule"), **fields})
     for one in unseen:
         print_json({"unseen": one.sample, **{name: getattr(one, name) for name in ("rollout", "group", "step", "why")}})
     counted = ("records", "tokens", "unnamed", "pruned", "disagreeing")

@@ -83,8 +83,8 @@ class GatewayConversation:
         if status == 429:
             raise TurnsUsedUp
         if status != 200:
-            code, told = _parse_error(raw)
-            raise PromptRefused if code == _OVERFLOW else GatewayFault(f"the gateway answered {status}: {told}")
+            code, reason = _parse_error(raw)
+            raise PromptRefused if code == _OVERFLOW else GatewayFault(f"the gateway answered {status}: {reason}")
         given = decode_json(raw)
         (choice,) = given["choices"]
         message = {name: value for name, value in choice["message"].items() if name != "refusal" or value is not None}

@@ -45,7 +45,7 @@ class GameEnvironment:
         if strange:
             raise TaskError(f"its opponents sit at {', '.join(strange)}; the seats are {', '.join(game.seats)}")
         if set(fields.opponents) == set(game.seats):
-            raise TaskError("its opponents sit at every seat; leave one to the model")
+            raise TaskError("its opponents take every seat; leave one to the model")
         for name in fields.opponents.values():
             _find_opponent(game, name)
 

@@ -68,7 +68,7 @@ class JudgeVerdict(msgspec.Struct, Generic[T], frozen=True):
         """Why there is no value."""
         if self.value is not None:
             return None
-        return f"the judge was asked {len(self.trouble)} times; at last: {self.trouble[-1]}"
+        return f"the judge was asked {len(self.trouble)} times; the last problem: {self.trouble[-1]}"
 
     def to_data(self) -> dict[str, Any]:
         """The answers and troubles, for the record."""

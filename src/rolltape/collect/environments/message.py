@@ -66,7 +66,7 @@ class MessageEnvironment:
         names = [describe_tool(tool).name for tool in fields.tools]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
-            raise TaskError(f"its tools {', '.join(sorted(repeated))} stand there twice; give each its own name")
+            raise TaskError(f"its tools {', '.join(sorted(repeated))} appear twice; give each its own name")
         for server in fields.mcp:
             check_server(server)
         if fields.episode is not None:

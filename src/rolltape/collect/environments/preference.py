@@ -167,7 +167,7 @@ async def _by_function(
         numbers = {rollout: as_float(one, name) for rollout, one in zip(attempts, given, strict=True)}
         leads = [numbers[one] - numbers[other] for one, other in pairs]
     if any(math.isnan(lead) for lead in leads):
-        raise RecordError(f"{name} compared by NaN, which is neither more nor less; return other numbers")
+        raise RecordError(f"{name} compared by NaN, which has no order; return other numbers")
     return GroupResult(
         pairs=[PairResult(pair=pair, first=_points(lead)) for pair, lead in zip(pairs, leads, strict=True)]
     )

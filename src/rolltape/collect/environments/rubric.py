@@ -70,7 +70,7 @@ class RubricEnvironment:
             raise TaskError('it has no criteria; add "criteria", a list of texts')
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
-            raise TaskError(f"its criteria {', '.join(sorted(repeated))} stand there twice; give each its own name")
+            raise TaskError(f"its criteria {', '.join(sorted(repeated))} appear twice; give each its own name")
         worst, best = fields.scale
         if not worst < best:
             raise TaskError(f"its scale goes from {worst:g} to {best:g}; give the worst grade, then a better one")

@@ -186,7 +186,9 @@ def _check_by_answer(fields: CheckFields) -> AnswerCheck:
     if how == "number":
         number = float(answer) if is_number else last_number(str(answer))
         if number is None:
-            raise TaskError(f"its check is 'number', and there is none in its answer {answer!r}; correct one of them")
+            raise TaskError(
+                f"its check is 'number', but there is no number in its answer {answer!r}; correct one of them"
+            )
         return AnswerCheck(number=number)
     if how in ("exact", "regex"):
         return AnswerCheck(**{how: str(answer)})  # type: ignore[arg-type]

@@ -49,5 +49,5 @@ def _never_asked(outcome: AgentOutcome, sessions: Sequence[OpenSession], timeout
     if outcome.timed_out:
         return f"the agent had not asked the model anything when {timeout_s:g} s were over; its logs say why"
     how = f"exit code {outcome.exit_code}" if outcome.signal is None else f"signal {outcome.signal}"
-    why = "its logs say why" if outcome.last_error is None else f"it printed at last: {outcome.last_error}"
+    why = "its logs say why" if outcome.last_error is None else f"its last output: {outcome.last_error}"
     return f"the agent ended with {how} before it had asked the model anything; {why}"

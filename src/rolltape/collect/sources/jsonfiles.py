@@ -142,7 +142,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _KeyTwice(f"the key {twice!r} stands twice in one object; keep one of them")
+        raise _KeyTwice(f"the key {twice!r} appears twice in one object; keep one of them")
     return fields
 
 

@@ -33,7 +33,7 @@ _ADVICE = {
     ForkCause.HISTORY_EDITED: "turn off what edits earlier messages, such as reminders and dates in the system prompt",
     ForkCause.RETOKENIZED: "name a renderer that bridges; see `bridging`",
 }
-_REWRITTEN = "have the agent send replies back as they came, or train with --policy keep-head"
+_REWRITTEN = "have the agent send replies back unchanged, or train with --policy keep-head"
 
 
 async def check_agent(
@@ -79,7 +79,7 @@ async def check_agent(
     ignored = status.get("ignored_params")
     if ignored:
         some = "; ".join(list(ignored)[:3])
-        yield named("parameters", note(f"asked for and not applied: {some}"))
+        yield named("parameters", note(f"requested and not applied: {some}"))
     yield named("overhead", describe_overhead(status["rates"]))
 
 
@@ -114,14 +114,14 @@ def _describe_run(rollout: Rollout, outcome: AgentOutcome, model: ScriptedModel,
     if outcome.broken is not None:
         return fault(f"{outcome.broken}{last}", "run the agent by hand; see docs/how-to/agents/index.md")
     if not rollout.turns:
-        return fault(f"the agent asked the model nothing{last}", "see that it uses the gateway's address and key")
+        return fault(f"the agent sent the model no request{last}", "check that it uses the gateway's address and key")
     if outcome.timed_out:
         return fault(f"it did not end in time, after {turns}{last}", "raise --agent-timeout")
     if outcome.exit_code:
         return warning(
             f"{turns}, exit code {outcome.exit_code}{last}", "run the agent by hand; see docs/how-to/agents/index.md"
         )
-    what = f"calls of {model.called}" if model.called else "no tool that may be called without harm, so text alone"
+    what = f"calls of {model.called}" if model.called else "only text, because no tool is safe to call"
     return ok(f"{turns} on a scripted model, {what}", turns=len(rollout.turns), tool=model.called)
 
 
@@ -130,7 +130,7 @@ def _describe_history(rollout: Rollout) -> CheckResult:
     forks = linearize(rollout).forks
     rules = Counter(rule for turn in rollout.turns for rule in turn.facts.extra.get("echoes", ()))
     aside = Counter(turn.facts.auxiliary for turn in rollout.turns if turn.facts.auxiliary is not None)
-    parts = [f"asked on the side: {', '.join(map(str, aside))}"] if aside else []
+    parts = [f"side requests: {', '.join(map(str, aside))}"] if aside else []
     if rules:
         parts.append(f"replies came back changed, and were recognized: {', '.join(map(words, rules))}")
     causes = Counter(fork.cause for fork in forks)
@@ -142,7 +142,7 @@ def _describe_history(rollout: Rollout) -> CheckResult:
     if not edits:
         by_template = any(map(_is_templates, forks))
         advice = "the template drops thinking; pass --thinking-retention all to keep it" if by_template else None
-        return note("; ".join([f"prompts that extend none: {listed}", *parts]), advice, **figures)
+        return note("; ".join([f"prompts that extend no earlier one: {listed}", *parts]), advice, **figures)
     measured = "; ".join([f"the agent rewrites its history: {listed}{_first_edit(edits[0])}", *parts])
     return warning(measured, _ADVICE.get(edits[0].cause, _REWRITTEN), **figures)
 

@@ -37,7 +37,7 @@ class ScriptedModel:
     prompts: ChatPrompts
 
     def __init__(self) -> None:
-        self.said = 0  # replies to the task itself
+        self.replies = 0  # replies to the task itself
         self.called: str | None = None  # the tool that the script calls; None without a harmless one
         self.unwritten: str | None = None  # why a reply cannot be written in this model's form
         self._offers_tools = False
@@ -77,8 +77,8 @@ class ScriptedModel:
         else:
             call = None if request.tool_choice.mode == "none" else harmless_call(tools or [])
             self.called = self.called or (None if call is None else call[0])
-            message = STEPS[min(self.said, len(STEPS) - 1)](call)
-            self.said += 1
+            message = STEPS[min(self.replies, len(STEPS) - 1)](call)
+            self.replies += 1
         ids = write_first(self.prompts, reply_forms(message), tools, request.thinking)
         if ids is not None:
             return split_unusually(self.prompts, ids)
@@ -140,17 +140,19 @@ def reply_forms(message: Message) -> list[Message]:
     return [*forms, *one_call, *text_alone]
 
 
-def _says(text: str, thought: str | None = None, *calls: dict[str, Any]) -> Message:
+def _assistant(text: str, thought: str | None = None, *calls: dict[str, Any]) -> Message:
     message: Message = {"role": "assistant", "content": text, "reasoning_content": thought}
     return {**message, "tool_calls": list(calls)} if calls else message
 
 
 # The replies for the task in order. Without a tool to call, they are texts.
 STEPS: tuple[Callable[[_Call | None], Message], ...] = (
-    lambda call: _says("I will look around first.\n\n", "Let me see what is here.", *_calls(call, _COMMANDS[0])),
+    lambda call: _assistant("I will look around first.\n\n", "Let me see what is here.", *_calls(call, _COMMANDS[0])),
     lambda call: (
-        _says("", "Now the numbers.", *_calls(call, _COMMANDS[1])) if call else _says("The numbers are 5000.0.")
+        _assistant("", "Now the numbers.", *_calls(call, _COMMANDS[1]))
+        if call
+        else _assistant("The numbers are 5000.0.")
     ),
-    lambda call: _says("Both at once.", None, *_calls(call, *_COMMANDS[2:])),
-    lambda call: _says("Everything is  done, with two spaces.\n", "That was all."),
+    lambda call: _assistant("Both at once.", None, *_calls(call, *_COMMANDS[2:])),
+    lambda call: _assistant("Everything is  done, with two spaces.\n", "That was all."),
 )

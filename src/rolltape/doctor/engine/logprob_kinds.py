@@ -50,8 +50,8 @@ async def measure_kind(probe: EngineProbe) -> MeasuredKind:
         expected = _expected(await _raw_logprobs(probe, prompt), int(given.ids[0]), setting.get("top_k"))
         if not expected or max(expected.values()) - min(expected.values()) <= _CLEAR:
             continue
-        told = expected if TOP_LOGPROBS in probe.engine.applies else [LogprobKind.RAW]
-        by_place.append({kind: abs(float(given.logprobs[0]) - expected[kind]) for kind in told})
+        kinds = expected if TOP_LOGPROBS in probe.engine.applies else [LogprobKind.RAW]
+        by_place.append({kind: abs(float(given.logprobs[0]) - expected[kind]) for kind in kinds})
         if len(by_place) == PLACES:
             break
     return _closest(by_place)

@@ -45,7 +45,7 @@ async def check_tokenizer(
         return None
     alike = SequenceMatcher(None, theirs, own, autojunk=False).ratio()
     if alike >= _ALIKE:
-        return ok(f"engine and folder make the same text of {len(ids)} ids", alike=round(alike, 3))
+        return ok(f"the engine and the folder decode the same text from {len(ids)} ids", alike=round(alike, 3))
     return fault(
         f"{len(ids)} ids are {_short(theirs)} to the engine, and {_short(own)} by the folder",
         "give --model the folder of the model that the engine serves",
@@ -97,8 +97,8 @@ async def _differences(probe: EngineProbe, score: Scorer) -> Scores:
     found = []
     for at in range(_PROMPTS):
         prompt = probe.noise(48)
-        told = SampledChunks() if at == 0 and probe.engine.streams else None  # to test the code for streams too
-        given = await probe.sample(prompt, temperature=1.0, max_tokens=_REPLY, on_sampled=told)
+        streamed = SampledChunks() if at == 0 and probe.engine.streams else None  # to test the code for streams too
+        given = await probe.sample(prompt, temperature=1.0, max_tokens=_REPLY, on_sampled=streamed)
         if given.logprobs is not None and len(given.ids):
             found.append(np.abs(await score(prompt, given.ids.tolist()) - given.logprobs))
     joined: Scores = np.concatenate([np.empty(0), *found])

@@ -35,9 +35,9 @@ async def check_ids(probe: EngineProbe) -> CheckResult:
     if all(one.logprobs is not None for one in replies) and _same_reply(*replies):
         return fault(
             f"a text in {len(usual)} ids and the same text in {len(letters)} ids get the same reply and logprobs",
-            "the engine tokenizes prompts anew; send it ids on a route that takes them as they are",
+            "the engine tokenizes prompts again; send ids on a route that keeps them",
         )
-    return ok(f"{measured}; two splits of one text are told apart")
+    return ok(f"{measured}; two splits of one text get different results")
 
 
 def _same_reply(one: Generated, other: Generated) -> bool:
@@ -71,28 +71,29 @@ async def check_logprob_kind(probe: EngineProbe) -> CheckResult:
         "places": found.places,
         "distances": {kind.value: round(value, 5) for kind, value in found.distances.items()},
     }
-    said = "no kind is declared" if declared is None else f"declared {words(declared)}"
+    claim = "no kind is declared" if declared is None else f"declared {words(declared)}"
     how = f"over {found.places} places at temperature {TEMPERATURE:g}, top-k {TOP_K}"
     if found.kind is None and not found.distances:
         return note(
-            f"{said}; only {plural(found.places, 'place')} could tell the kinds apart, of {PLACES} that are needed",
+            f"{claim}; only {plural(found.places, 'place')} could distinguish the kinds, and {PLACES} are needed",
             "run it again on a checkpoint that is less certain of its next token",
             **figures,
         )
     nearest = min(found.distances.values())
     if found.kind is None and len(found.distances) == 1 and declared is not LogprobKind.RAW:
         return note(
-            f"{said}; they are not raw ({how}), and more cannot be told without lists of the most likely ids", **figures
+            f"{claim}; they are not raw ({how}), and the kind is unclear without lists of the most likely ids",
+            **figures,
         )
     if found.kind is None:
         return fault(
-            f"{said}; measured none of raw, after temperature, after truncation ({nearest:.2f} off, {how})",
+            f"{claim}; measured none of raw, after temperature, after truncation ({nearest:.2f} off, {how})",
             "see which logprobs the engine returns, and that it applies the sampling parameters",
             **figures,
         )
     if found.kind is not declared:
         return fault(
-            f"{said}, measured {words(found.kind)} ({how})",
+            f"{claim}, measured {words(found.kind)} ({how})",
             f"pass --logprobs {found.kind} to serve and collect, or change the engine's own setting",
             **figures,
         )
@@ -142,33 +143,33 @@ async def check_stop_string(probe: EngineProbe) -> CheckResult | None:
         if given.stop_string == words[-1] and words[-1] in probe.prompts.decode(given.ids):
             return ok(f"named, and its ids stay in the reply ({words[-1]!r})")
         return warning(
-            f"a reply ended at {words[-1]!r}, of which its ids have nothing",
+            f"a reply ended at {words[-1]!r}, and its ids do not include that text",
             "the ids before a stop string are trained, and those of the string are lost",
         )
-    return note("no reply came to the stop string that it was given")
+    return note("no reply reached its stop string")
 
 
 async def check_streaming(probe: EngineProbe) -> CheckResult:
     if not probe.engine.streams:
-        return note("ids come when a reply has ended", "agents wait for whole replies; nothing is lost")
-    told = SampledChunks()
-    given = await probe.sample(probe.noise(32), temperature=1.0, max_tokens=96, on_sampled=told)
-    if told.ids != given.ids.tolist():
+        return note("ids arrive only when a reply has ended", "agents wait for whole replies; nothing is lost")
+    streamed = SampledChunks()
+    given = await probe.sample(probe.noise(32), temperature=1.0, max_tokens=96, on_sampled=streamed)
+    if streamed.ids != given.ids.tolist():
         return fault(
-            f"{len(told.ids)} ids were streamed, and the reply has {len(given.ids)}; they differ",
+            f"{len(streamed.ids)} ids were streamed, and the reply has {len(given.ids)}; they differ",
             "do not stream from this engine",
         )
-    if len(told.chunks) < 2 < len(given.ids):
+    if len(streamed.chunks) < 2 < len(given.ids):
         return note(f"{len(given.ids)} ids came in one piece", "a proxy before the engine may hold it back")
-    return ok(f"{len(given.ids)} ids in {len(told.chunks)} pieces, the same as in the whole reply")
+    return ok(f"{len(given.ids)} ids in {len(streamed.chunks)} pieces, the same as in the whole reply")
 
 
 async def check_abort(probe: EngineProbe) -> CheckResult:
     """Whether the sampled part of an interrupted reply is kept, as needed when weights change."""
     first = asyncio.Event()
-    told = SampledChunks(first.set)
+    streamed = SampledChunks(first.set)
     streams = probe.engine.streams
-    wanted = probe.wanted(probe.noise(32), temperature=1.5, max_tokens=1000, on_sampled=told if streams else None)
+    wanted = probe.wanted(probe.noise(32), temperature=1.5, max_tokens=1000, on_sampled=streamed if streams else None)
     async with asyncio.timeout(probe.reply_timeout_s):
         task = asyncio.create_task(probe.engine.generate(wanted))
         if streams:
@@ -182,11 +183,11 @@ async def check_abort(probe: EngineProbe) -> CheckResult:
     await _cancel_one(probe)
     if given.finish is not Finish.ABORT:
         return note(f"a reply of {len(given.ids)} ids ended before it could be interrupted")
-    if len(given.ids) and given.logprobs is not None and given.ids.tolist()[: len(told.ids)] == told.ids:
+    if len(given.ids) and given.logprobs is not None and given.ids.tolist()[: len(streamed.ids)] == streamed.ids:
         return ok(f"an interrupted reply of {plural(len(given.ids), 'id')} keeps them, with their logprobs")
     return note(
         "an interrupted reply is lost",
-        "after a change of weights replies begin anew, and what they had is sampled again",
+        "after a change of weights, replies start over, and their tokens are sampled again",
     )
 
 

@@ -27,8 +27,8 @@ async def check_reachable(probe: EngineProbe) -> CheckResult:
         parts.append(f"context {facts.context:,}")
     if not probe.engine.token_faithful:
         return fault(
-            f"{', '.join(parts)}: it takes messages and gives text, without ids and logprobs",
-            "nothing of it can be trained; serve the model with SGLang, vLLM or llama.cpp",
+            f"{', '.join(parts)}: it takes messages and returns text, without ids and logprobs",
+            "its replies cannot be trained; serve the model with SGLang, vLLM or llama.cpp",
         )
     return ok(", ".join(parts), model=facts.model, context=facts.context)
 
@@ -39,7 +39,7 @@ async def check_weight_version(probe: EngineProbe) -> CheckResult:
     if version is None:
         return note(
             "neither replies nor the engine name one",
-            "announce versions to the gateway when you change weights; else staleness is not known",
+            "announce versions to the gateway when you change weights; otherwise staleness is unknown",
         )
     where = "in each reply" if given.last_version is not None else "by the engine, not in replies"
     return ok(f"{version!r}, {where}", version=version)
@@ -95,7 +95,7 @@ async def check_constraints(probe: EngineProbe) -> CheckResult | None:
     try:
         given = await probe.generate(msgspec.structs.replace(wanted, constraint=constraint))
     except EngineError as error:
-        return warning(f"refused: {error}", "pass --constrain none, or mend the engine's grammar backend")
+        return warning(f"refused: {error}", "pass --constrain none, or fix the engine's grammar backend")
     text = probe.prompts.decode_reply(given.ids, (), None).strip()
     if any(f'"{one}"' == text for one in _ANSWERS):
         return ok(f"a reply is held to a JSON schema ({text})")
@@ -127,7 +127,7 @@ async def check_out_of_range(probe: EngineProbe) -> CheckResult:
         await probe.sample(probe.noise(8), max_tokens=1)  # check that it has not crashed
         if status is None or status < 500:
             return ok(f"id {outside} is refused ({status or 'error'})")
-        return note(f"id {outside} is answered with {status}", "a client's mistake reads as the engine's")
+        return note(f"id {outside} is answered with {status}", "a client's mistake looks like a fault of the engine")
     return warning(
-        f"id {outside}, which no vocabulary has, got a reply", "a prompt of another model's ids would not be noticed"
+        f"id {outside}, outside every vocabulary, got a reply", "a prompt of another model's ids would not be noticed"
     )

@@ -129,9 +129,9 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
     none: list[str] = []
     broken: list[str] = []
     for api in probe.first:
-        asked = [{"role": "user", "content": "Add 23 and 19 with the tool."}]
+        question = [{"role": "user", "content": "Add 23 and 19 with the tool."}]
         fields = api.forced(_TOOL)
-        reply = await probe.client.ask(api, asked, **fields)
+        reply = await probe.client.ask(api, question, **fields)
         if reply.status != 200 or not reply.calls:
             if reply.status == 200:
                 none.append(api.name)
@@ -142,7 +142,7 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
             broken.append(f"{api.name} (arguments {reply.calls[0]['arguments']!r})")
             continue
         results = [api.result(call, "42") for call in reply.calls]
-        after = await probe.client.ask(api, [*asked, *reply.message, *results], tools=fields["tools"])
+        after = await probe.client.ask(api, [*question, *reply.message, *results], tools=fields["tools"])
         if after.status == 200:
             made.append(api.name)
         else:
@@ -154,7 +154,7 @@ async def _tool_calls(probe: GatewayProbe) -> CheckResult:
             f"no call though one was required: {', '.join(none)}",
             "use a model that calls tools, or an engine that holds replies to a form",
         )
-    return ok(f"a required call, and its result taken: {', '.join(made)}")
+    return ok(f"a required call, and a reply to its result: {', '.join(made)}")
 
 
 async def _history(probe: GatewayProbe) -> CheckResult | None:
@@ -164,7 +164,7 @@ async def _history(probe: GatewayProbe) -> CheckResult | None:
     ids = {"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}}
     one = await probe.client.ask(CHAT, [_ASKED], **ids)
     if one.status != 200:
-        return note(f"token ids cannot be asked for ({one.status})", "without them nobody can see re-tokenization")
+        return note(f"token ids cannot be requested ({one.status})", "without them re-tokenization cannot be detected")
     two = await probe.client.ask(CHAT, [_ASKED, *one.message, _GO_ON], **ids)
     held = _all_ids(one.body)
     later = two.body.get("prompt_token_ids") if isinstance(two.body, dict) else None
@@ -173,15 +173,15 @@ async def _history(probe: GatewayProbe) -> CheckResult | None:
             return ok(f"the second prompt begins with all {len(held)} ids of the first turn")
         return warning(
             f"the second prompt departs from the first turn at id {common_length(held, later)} of {len(held)}",
-            "replies are tokenized anew; a trainer that joins turns by text trains on other ids than were sampled",
+            "replies are tokenized again; a trainer that joins turns by text trains on ids that were not sampled",
         )
     if None in (one.prompt_tokens, one.completion_tokens, two.prompt_tokens):
-        return note("neither token ids nor usage are given", "have it return token ids (return_token_ids)")
+        return note("neither token ids nor usage are returned", "have the gateway return token ids (return_token_ids)")
     least = (one.prompt_tokens or 0) + (one.completion_tokens or 0)
-    measured = f"token ids are not given; the second prompt has {two.prompt_tokens} tokens, the first turn {least}"
+    measured = f"token ids are not returned; the second prompt has {two.prompt_tokens} tokens, the first turn {least}"
     if (two.prompt_tokens or 0) < least:
-        return warning(measured, "something of the history is left out or re-tokenized", cached=two.cached_tokens)
-    return note(measured, "have it return token ids (return_token_ids)")
+        return warning(measured, "a part of the history is left out or re-tokenized", cached=two.cached_tokens)
+    return note(measured, "have the gateway return token ids (return_token_ids)")
 
 
 def _all_ids(body: Any) -> list[int] | None:
@@ -195,7 +195,7 @@ async def _logprobs(probe: GatewayProbe) -> CheckResult | None:
     reply = await probe.client.ask(CHAT, [_ASKED], logprobs=True)
     given = (reply.body["choices"][0].get("logprobs") or {}).get("content") if reply.status == 200 else None
     if not given:
-        return note(f"none are given ({reply.status})", "a trainer must get them another way, such as from a tape")
+        return note(f"none are returned ({reply.status})", "a trainer must get them another way, such as from a tape")
     if reply.completion_tokens is not None and len(given) != reply.completion_tokens:
         return warning(
             f"{len(given)} logprobs for {reply.completion_tokens} sampled tokens",
@@ -213,19 +213,19 @@ async def _errors(probe: GatewayProbe) -> CheckResult:
             if not 400 <= status < 500 or not isinstance(answer, dict):
                 odd.append(f"{api.name}: {what} is answered with {status}")
     if odd:
-        return warning("; ".join(odd), "agents retry what is not refused with 4xx and a JSON body")
+        return warning("; ".join(odd), "agents retry a request unless it is refused with 4xx and a JSON body")
     return ok("broken and empty requests are refused with 4xx in JSON")
 
 
 async def _keys(probe: GatewayProbe) -> CheckResult | None:
     if probe.client.key is None:
-        return note("no key was given, and none was needed", "off loopback anybody could use this gateway")
+        return note("no key was given, and none was needed", "if it listens beyond loopback, anyone can use it")
     api = next(iter(probe.first))
     wrong = {"Authorization": "Bearer wrong", "x-api-key": "wrong"}
     status, _ = await probe.client.post(api.path, api.ask(probe.client.model, [_ASKED]), headers=wrong)
     if status in (401, 403):
         return ok(f"a wrong key is refused ({status})")
-    return warning(f"a wrong key is answered with {status}", "anybody who reaches it can use it")
+    return warning(f"a wrong key is answered with {status}", "anyone who can reach the gateway can use it")
 
 
 async def _at_once(probe: GatewayProbe) -> CheckResult:

@@ -43,13 +43,13 @@ def write_inspect_log(rollouts: Iterable[Rollout], out: Destination, left_out: l
     samples: list[Any] = []
     about: set[tuple[str | None, str | None, int]] = set()
     for rollout in rollouts:
-        told = _main_conversation(rollout)
-        if told is None:
+        conversation = _main_conversation(rollout)
+        if conversation is None:
             if left_out is not None:
                 left_out.append(rollout.id)
             continue
         about.add((rollout.head.source, rollout.head.model, rollout.head.step))
-        samples.append(_sample(told, log, model, scorer))
+        samples.append(_sample(conversation, log, model, scorer))
     if len(about) > 1:
         known = "; ".join(
             f"source {source}, model {name}, step {step}" for source, name, step in sorted(about, key=str)
@@ -92,20 +92,20 @@ def _main_conversation(rollout: Rollout) -> Conversation | None:
     return max(found, key=lambda one: len(one.replies), default=None)
 
 
-def _sample(told: Conversation, log: Any, model: Any, scorer: Any) -> Any:
-    rollout = told.rollout
+def _sample(conversation: Conversation, log: Any, model: Any, scorer: Any) -> Any:
+    rollout = conversation.rollout
     head, outcome = rollout.head, rollout.outcome
     limit = _LIMITS.get(outcome.stop_reason) if outcome.stop_reason is not None else None
     scores = {"reward": outcome.reward, **outcome.reward_terms} if outcome.reward is not None else {}
-    first = told.turns[0]
+    first = conversation.turns[0]
     return log.EvalSample(
         id=(head.task_id or head.group).replace("\0", "\ufffd"),  # a name in the log's archive, which ends at a NUL
         epoch=head.attempt + 1,
         input=[_message(message.to_dict(), model) for message in first.prompt.to_list()] or "",
         target="",
-        messages=[_message(message.to_dict(), model) for message in told.recorded],
+        messages=[_message(message.to_dict(), model) for message in conversation.recorded],
         scores={name: scorer.Score(value=value) for name, value in scores.items()} or None,
-        metadata={"rolltape": json.loads(encode_numbers(_about(rollout, told), f"rollout {rollout.id}"))},
+        metadata={"rolltape": json.loads(encode_numbers(_about(rollout, conversation), f"rollout {rollout.id}"))},
         uuid=f"{rollout.id}.{head.try_index}",
         started_at=datetime.fromtimestamp(head.started_at_ns / 1e9, UTC).isoformat(),
         error=None if rollout.status is Status.FINISHED else _error(outcome.reason, log),
@@ -113,7 +113,7 @@ def _sample(told: Conversation, log: Any, model: Any, scorer: Any) -> Any:
     )
 
 
-def _about(rollout: Rollout, told: Conversation) -> dict[str, Any]:
+def _about(rollout: Rollout, conversation: Conversation) -> dict[str, Any]:
     """Data that Inspect has no field for. The importer reads it."""
     head, outcome = rollout.head, rollout.outcome
     return {
@@ -130,7 +130,7 @@ def _about(rollout: Rollout, told: Conversation) -> dict[str, Any]:
         "stop_reason": outcome.stop_reason,
         "reason": outcome.reason,
         "filtered": outcome.filtered,
-        "replies": [at for at, _ in told.replies],
+        "replies": [at for at, _ in conversation.replies],
         "conversations": sum(1 for _ in conversations_of(rollout)),
     }
 

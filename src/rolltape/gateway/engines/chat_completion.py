@@ -104,7 +104,7 @@ def generated(completion: ChatCompletion, where: str, *, repaired: bool) -> Gene
     message, is_malformed = chat_form(choice.message)
     usage = _usage(completion.usage)
     prompt_ids, ids, logprobs = _token_arrays(completion, choice, where)
-    said = {name: _word(getattr(completion, name)) for name in _WORDS} | {"usage": usage, "finish_reason": reason}
+    upstream = {name: _word(getattr(completion, name)) for name in _WORDS} | {"usage": usage, "finish_reason": reason}
     odd = {TurnFlag.REPAIRED_UNICODE: repaired, TurnFlag.MALFORMED_CALL: is_malformed}
     return Generated(
         ids=ids,
@@ -114,7 +114,7 @@ def generated(completion: ChatCompletion, where: str, *, repaired: bool) -> Gene
         finish=finish,
         message=message,
         cached_tokens=_cached_tokens(usage),
-        upstream={name: value for name, value in said.items() if value is not None},
+        upstream={name: value for name, value in upstream.items() if value is not None},
         flags=tuple(flag for flag, is_set in odd.items() if is_set),
     )
 
@@ -126,8 +126,8 @@ def _token_arrays(
     if completion.prompt_token_ids is None or choice.token_ids is None:
         return None, NO_IDS, None
     ids = sampled_ids(choice.token_ids, where)
-    told = decoded(bytes(choice.logprobs), _LOGPROBS, f"{where}, logprobs")
-    given = None if told is None or told.content is None else [one.logprob for one in told.content]
+    reported = decoded(bytes(choice.logprobs), _LOGPROBS, f"{where}, logprobs")
+    given = None if reported is None or reported.content is None else [one.logprob for one in reported.content]
     logprobs = None if given is None else sampled_logprobs(given, ids, where)
     return sampled_ids(completion.prompt_token_ids, where), ids, logprobs
 

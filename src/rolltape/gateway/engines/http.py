@@ -123,7 +123,7 @@ class Connections:
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             why = describe_os_error(error.os_error) if isinstance(error, aiohttp.ClientConnectorError) else error
-            raise EngineUnreachable(f"{self._name}: no connection ({why}); see that it runs there") from None
+            raise EngineUnreachable(f"{self._name}: no connection ({why}); check that a server runs there") from None
         except aiohttp.ClientResponseError as error:
             raise EngineFault(f"{self._name}: {path} did not answer in HTTP: {_short(error.message)}") from None
         except aiohttp.InvalidURL as error:

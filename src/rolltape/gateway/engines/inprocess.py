@@ -135,15 +135,15 @@ class InProcessEngine:
 
 
 def _sampling(wanted: Generation) -> Sampling:
-    asked = wanted.sampling
-    assert asked.max_tokens is not None
+    sampling = wanted.sampling
+    assert sampling.max_tokens is not None
     return Sampling(
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=None if asked.top_k in (None, -1) else asked.top_k,  # -1 means all, as in SGLang and vLLM
-        seed=None if asked.seed is None else asked.seed % (MAX_SEED + 1),
-        max_tokens=asked.max_tokens,
+        temperature=1.0 if sampling.temperature is None else sampling.temperature,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        top_k=None if sampling.top_k in (None, -1) else sampling.top_k,  # -1 means all, as in SGLang and vLLM
+        seed=None if sampling.seed is None else sampling.seed % (MAX_SEED + 1),
+        max_tokens=sampling.max_tokens,
         stop_ids=wanted.stop_ids,
-        stop_strings=asked.stop or (),
+        stop_strings=sampling.stop or (),
         top_logprobs=wanted.top_logprobs,
     )

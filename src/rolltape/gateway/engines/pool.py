@@ -246,7 +246,7 @@ class EnginePool:
 
     def _put_aside(self, member: _Member) -> None:
         if member.up:
-            log.warning("%s is left aside: %s", member.engine.name, member.error)
+            log.warning("%s gets no requests: %s", member.engine.name, member.error)
         member.up = False
         if member.probe is None:
             member.probe = asyncio.get_running_loop().create_task(self._probe(member))

@@ -28,7 +28,7 @@ def open_replay(place: str) -> "ReplayEngine":
     """An engine for `RUN#ROLLOUT` or `RUN#SESSION`."""
     run, _, which = place.rpartition("#")
     if not run or not which:
-        raise EngineError(f"replay:{place} does not say what to give again; write replay:RUN#ROLLOUT or RUN#SESSION")
+        raise EngineError(f"replay:{place} names nothing to replay; write replay:RUN#ROLLOUT or RUN#SESSION")
     return ReplayEngine(run, which)
 
 
@@ -85,18 +85,18 @@ class ReplayEngine:
         for turn in self._left:
             if len(ids) and len(turn.prompt_tokens) == len(ids) and (turn.prompt_ids == ids).all():
                 return turn
-        asked = _digests(wanted)
+        requested = _digests(wanted)
         for turn in self._left:
-            if not (len(ids) and _has_ids(turn)) and _recorded_digests(turn) == asked:
+            if not (len(ids) and _has_ids(turn)) and _recorded_digests(turn) == requested:
                 return turn
         return None
 
     def _nearest(self, wanted: Generation) -> Turn | None:
         """The remaining turn that shares the most with the request; of equals the first."""
-        asked = _digests(wanted)
+        requested = _digests(wanted)
 
         def shared(turn: Turn) -> tuple[int, int]:
-            messages = common_length(_recorded_digests(turn), asked)
+            messages = common_length(_recorded_digests(turn), requested)
             return messages, common_prefix(turn.prompt_ids, wanted.prompt_ids)
 
         return max(self._left, key=shared, default=None)
@@ -133,9 +133,9 @@ def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
     if turn is None:
         text = f"request {number} comes after the last recorded turn"
         return Departure(turn=None, request=number, message=None, token=None, text=text)
-    recorded_messages, asked = _recorded_digests(turn), _digests(wanted)
-    equal = common_length(recorded_messages, asked)
-    message = None if equal == len(recorded_messages) == len(asked) else equal
+    recorded_messages, requested = _recorded_digests(turn), _digests(wanted)
+    equal = common_length(recorded_messages, requested)
+    message = None if equal == len(recorded_messages) == len(requested) else equal
     shared = common_prefix(turn.prompt_ids, wanted.prompt_ids)
     comparable = _has_ids(turn) and len(wanted.prompt_ids)
     same = shared == len(turn.prompt_ids) == len(wanted.prompt_ids)
@@ -143,7 +143,7 @@ def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
     where = [] if message is None else [f"message {message}: {_shown(turn, wanted, message)}"]
     if token is not None:
         recorded, came = _id_at(turn.prompt_ids, token), _id_at(wanted.prompt_ids, token)
-        where.append(f"token {token}: {recorded} was recorded, {came} came")
+        where.append(f"token {token}: {recorded} was recorded, but the request has {came}")
     text = f"request {number} departs from turn {turn.id} at " + "; ".join(where)
     return Departure(turn=turn.id, request=number, message=message, token=token, text=text)
 
@@ -151,7 +151,7 @@ def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
 def _shown(turn: Turn, wanted: Generation, at: int) -> str:
     both = (turn.prompt_messages, wanted.request.messages)
     recorded, came = (_short(messages[at]) if at < len(messages) else "none" for messages in both)
-    return f"{recorded} was recorded, {came} came"
+    return f"{recorded} was recorded, but the request has {came}"
 
 
 def _short(message: dict[str, Any]) -> str:

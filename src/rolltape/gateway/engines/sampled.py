@@ -54,7 +54,7 @@ def sampled_ids(ids: Sequence[int], where: str) -> Ids:
         return NO_IDS
     if min(ids) < 0 or max(ids) > _MAX_ID:
         at = next(at for at, token in enumerate(ids) if not 0 <= token <= _MAX_ID)
-        raise EngineFault(f"{where}: sampled id {at} is {ids[at]}, which no vocabulary has")
+        raise EngineFault(f"{where}: sampled id {at} is {ids[at]}, which is outside every vocabulary")
     array: Ids = np.array(ids, dtype=np.int32)
     array.setflags(write=False)
     return array
@@ -68,7 +68,7 @@ def sampled_logprobs(logprobs: Sequence[float | None], ids: Ids, where: str) -> 
     odd = np.isinf(array)
     if odd.any():
         at = int(odd.argmax())
-        raise EngineFault(f"{where}: the logprob of sampled id {at} is {array[at]:g}, which is none")
+        raise EngineFault(f"{where}: the logprob of sampled id {at} is {array[at]:g}, but a logprob is a finite number")
     array.setflags(write=False)
     return array
 

@@ -116,7 +116,7 @@ class ChatPrompts:
 
     def describe(self) -> str:
         """One line that names the renderer of the prompts and why it was chosen."""
-        thinking = {None: "as the template has it", True: "on", False: "off"}[self._thinking]
+        thinking = {None: "as in the template", True: "on", False: "off"}[self._thinking]
         return (
             f"prompts by {self.renderer}: {self._choice.why}; thinking {thinking}, "
             f"kept in history: {self.thinking_kept}; "
@@ -265,8 +265,8 @@ class ChatPrompts:
 
     def _setting(self, thinking: bool | None) -> bool | None:
         """The thinking switch of the template for a request; None for its default."""
-        asked = self._thinking if thinking is None else thinking
-        return None if self._choice.thinking_option is None or asked == self._thinks_by_default else asked
+        wanted = self._thinking if thinking is None else thinking
+        return None if self._choice.thinking_option is None or wanted == self._thinks_by_default else wanted
 
     def _switch(self, on: bool | None) -> dict[str, Any]:
         option = self._choice.thinking_option

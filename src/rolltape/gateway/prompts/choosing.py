@@ -80,19 +80,19 @@ def choose(tokenizer: FolderTokenizer, named: str | None) -> RendererChoice:
     if named is not None and named != DEFAULT:
         return _as_named(tokenizer, named)
     if tokenizer.template is None:
-        raise CheckpointError(f"{tokenizer.name_or_path}: no chat template to tell the renderer by; name one")
+        raise CheckpointError(f"{tokenizer.name_or_path}: no chat template to choose the renderer by; name one")
     fitting = [] if named else _fitting(tokenizer)
     for name, renderer in fitting:
         if agreed := _agreement(renderer, tokenizer):
             return RendererChoice(
                 name, f"renders as the folder's template on {agreed} probes", _switch(name, tokenizer)
             )
-    why = "named" if named else "no renderer gives what the folder's template gives"
+    why = "named" if named else "no renderer gives the ids of the folder's template"
     near = [name for name, renderer in fitting if _agreement(renderer, tokenizer, with_tools=False)]
     warning = (
-        f"{tokenizer.name_or_path}: prompts are rendered whole by its chat template ({why}), so replies are tokenized "
-        "anew in every later prompt, and samples end where that changes them"
-        + (f"; by name there is {near[0]}, which differs from the template only where tools are used" if near else "")
+        f"{tokenizer.name_or_path}: its chat template renders every prompt whole ({why}), so replies are tokenized "
+        "again in every later prompt, and a sample ends where that changes the ids"
+        + (f"; you can name {near[0]}, which differs from the template only in prompts with tools" if near else "")
     )
     return RendererChoice(DEFAULT, why, thinking_option(DEFAULT, tokenizer), _reply_format(tokenizer), warning)
 
@@ -110,7 +110,7 @@ def _as_named(tokenizer: FolderTokenizer, name: str) -> RendererChoice:
         )
     warning = (
         f"{tokenizer.name_or_path}: renderer {name} was named, but the folder's chat template renders otherwise; "
-        "leave the name away unless the model was trained with that renderer"
+        "leave the name out unless the model was trained with that renderer"
     )
     why = "named; the folder's template renders otherwise"
     return RendererChoice(name, why, thinking_option(name, tokenizer), warning=warning)

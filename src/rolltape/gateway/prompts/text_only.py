@@ -32,7 +32,7 @@ class TextOnlyPrompts(ChatPrompts):
         return True  # the agent's setting is passed on
 
     def describe(self) -> str:
-        return "prompts by the endpoint: messages are passed on, no token ids are recorded, and nothing trains"
+        return "prompts by the endpoint: messages are passed on, no token ids are recorded, and nothing can be trained"
 
     def template_options(self, thinking: bool | None) -> dict[str, Any]:
         return {}

@@ -94,12 +94,12 @@ class SharedPort:
         if self._copies.get(connection.name) is connection:
             del self._copies[connection.name]
 
-    def say_closed(self, name: bytes) -> None:
+    def report_closed(self, name: bytes) -> None:
         """Tell the other workers to close their copies."""
         for tag in self._siblings.other_tags():
             if (link := self._link_to(tag.encode())) is not None:
                 with contextlib.suppress(OSError):  # it has died
-                    link.say_closed(name)
+                    link.send_closed(name)
 
     def _drop_copy(self, name: bytes) -> None:
         copy = self._copies.pop(name, None)
@@ -111,7 +111,7 @@ class SharedPort:
         self._links = {tag: link for tag, link in self._links.items() if link is not lost}
         for name in [name for name, copy in self._copies.items() if copy.passed_to is lost]:
             self._drop_copy(name)
-            self.say_closed(name)
+            self.report_closed(name)
 
     def _take(self, passed: PassedOn) -> None:
         copy = self._copies.pop(passed.name, None)
@@ -119,8 +119,8 @@ class SharedPort:
             if passed.handle >= 0:
                 os.close(passed.handle)
         elif passed.handle < 0:
-            log.error("a connection that another worker passed on is closed: this process has too many files open")
-            self.say_closed(passed.name)
+            log.error("closed a connection that another worker passed on: this process has too many files open")
+            self.report_closed(passed.name)
         else:
             task = asyncio.ensure_future(self._serve_taken(passed))
             self._tasks.add(task)
@@ -176,7 +176,7 @@ class _Connection(asyncio.Protocol):
             # So the client sees it at once, and not only when the other workers have closed their copies.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fileno())) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
-            self._port.say_closed(self.name)
+            self._port.report_closed(self.name)
 
     def pause_writing(self) -> None:
         if self._handler is not None:

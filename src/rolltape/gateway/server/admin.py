@@ -140,17 +140,17 @@ class Admin:
         return web.Response(body=await asyncio.to_thread(finished_json, done), content_type="application/json")
 
     async def _drop(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, DropReason)
+        body = await self._read(request, DropReason)
         session = await self._service.session_of_id(request.match_info["id"])
-        await self._service.drop(session.id, asked.reason)
+        await self._service.drop(session.id, body.reason)
         return _json({"schema": SCHEMA, "dropped": request.match_info["id"]})
 
     async def _announce(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, WeightsName)
-        if asked.version is None:
+        body = await self._read(request, WeightsName)
+        if body.version is None:
             raise BadRequest("version: give the name of the weights that are in use from now on")
-        self._service.weights.announce(asked.version, record=not self._forwarding.is_forwarded(request))
-        return self._weights(await self._others(request, {"version": asked.version}))
+        self._service.weights.announce(body.version, record=not self._forwarding.is_forwarded(request))
+        return self._weights(await self._others(request, {"version": body.version}))
 
     async def _pause(self, request: web.Request) -> web.Response:
         await self._read(request, WeightsName)
@@ -158,14 +158,14 @@ class Admin:
         return self._weights(others, interrupted)
 
     async def _resume(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, ResumedWeights)
+        body = await self._read(request, ResumedWeights)
         record = not self._forwarding.is_forwarded(request)
-        await self._service.weights.resume(asked.version, folder=asked.folder, record=record)
-        told = {"version": self._service.weights.version, "folder": asked.folder}
-        return self._weights(await self._others(request, told))
+        await self._service.weights.resume(body.version, folder=body.folder, record=record)
+        weights = {"version": self._service.weights.version, "folder": body.folder}
+        return self._weights(await self._others(request, weights))
 
     async def _update(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, NewWeights)
+        body = await self._read(request, NewWeights)
         others = self._siblings.others()
 
         async def ask_workers(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -174,10 +174,10 @@ class Admin:
 
         # Shielded: a client that disconnects must not leave the engines with different weights.
         updating = asyncio.ensure_future(
-            self._service.weights.update(asked.folder, asked.version, ask_workers if others else None)
+            self._service.weights.update(body.folder, body.version, ask_workers if others else None)
         )
         interrupted = await asyncio.shield(updating)
-        return _json({"schema": SCHEMA, "version": asked.version, "paused": False, "interrupted": interrupted})
+        return _json({"schema": SCHEMA, "version": body.version, "paused": False, "interrupted": interrupted})
 
     def _weights(self, others: Sequence[bytes], interrupted: int | None = None) -> web.Response:
         """The state of the weights, with the counts of all workers."""

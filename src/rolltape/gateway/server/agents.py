@@ -27,8 +27,8 @@ from rolltape.gateway.server.answering import (
     StallWatch,
     StreamFailed,
     drain_all,
+    message_for_agent,
     read_body,
-    told_to_agent,
 )
 from rolltape.gateway.server.forwarding import BODY, FORWARDED, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
@@ -86,11 +86,11 @@ class Agents:
             identity = read_identity(http.headers, _raw_identity(http), request.metadata)
             if not self._forwarding.is_forwarded(http):
                 self._siblings.check_owner(digest_name(*session_name(key, identity, request)))
-            session = await self._service.open_sessions.find(key, identity, request, says_retry=_says_retry(http))
+            session = await self._service.open_sessions.find(key, identity, request, is_retry=_is_retry(http))
             http[SESSION] = session.id
         session.overflowed = False
         request = await self._fill_in(session, request)
-        turns = await self._service.turns.submit(session, request, says_retry=_says_retry(http))
+        turns = await self._service.turns.submit(session, request, is_retry=_is_retry(http))
         turn = turns[0]
         for one in turns:
             one.join()
@@ -164,7 +164,7 @@ class Agents:
             status, code, final = 500, None, False
             if isinstance(error, GatewayError):
                 status, code, final = error.status, error.code, error.final
-            await response.write(stream.error(status, told_to_agent(error), code, final=final))
+            await response.write(stream.error(status, message_for_agent(error), code, final=final))
             await response.write_eof()
             raise StreamFailed(status, str(error), response) from error
         drain_all(http)
@@ -190,7 +190,7 @@ class Agents:
     async def _prompt_ids(self, session: OpenSession | None, request: ChatRequest) -> Ids:
         ids = await self._service.turns.prompt_ids(session, request)
         if not len(ids):
-            raise BadRequest("there is no tokenizer here: the engine takes messages alone")
+            raise BadRequest("the gateway has no tokenizer, because the engine accepts only messages")
         return ids
 
     async def _detokenize(self, dialect: Dialect, http: web.Request) -> web.Response:
@@ -291,7 +291,7 @@ def _raw_identity(http: web.Request) -> str | None:
     return http.rel_url.raw_parts[2] if "identity" in http.match_info else None
 
 
-def _says_retry(http: web.Request) -> bool:
+def _is_retry(http: web.Request) -> bool:
     """Whether a request's headers mark it as a retry, as the SDKs do."""
     return http.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 

@@ -65,7 +65,7 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             status = response.status
             return response
         except StreamFailed as error:
-            status, why = error.status, f"told within its stream: {error}"
+            status, why = error.status, f"sent within the stream: {error}"
             return error.response
         except web.HTTPException as error:
             status, why = error.status, error.reason
@@ -82,23 +82,23 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             return _refusal(request, status, why, final=True)
         except GatewayError as error:
             status, why = error.status, str(error)
-            told = told_to_agent(error)
-            response = _refusal(request, error.status, told, final=error.final, code=error.code)
+            message = message_for_agent(error)
+            response = _refusal(request, error.status, message, final=error.final, code=error.code)
             if error.retry_after_s is not None:
                 response.headers["Retry-After"] = f"{math.ceil(error.retry_after_s)}"
             return response
         except RolltapeError as error:
             status, why = 500, str(error)
             log.exception("%s %s", request.method, _shown(request))
-            told = f"{type(error).__name__}: {error}" if request.get(ADMIN) else told_to_agent(error)
-            return _refusal(request, 500, told, final=False)
+            message = f"{type(error).__name__}: {error}" if request.get(ADMIN) else message_for_agent(error)
+            return _refusal(request, 500, message, final=False)
         except (ConnectionResetError, asyncio.CancelledError):
-            why = "the client has gone"
+            why = "the client disconnected"
             raise
         except Exception:
             status, why = 500, "see the traceback"
             log.exception("%s %s", request.method, _shown(request))
-            return _refusal(request, 500, "the gateway failed; its log says how", final=False)
+            return _refusal(request, 500, "the gateway failed; its log has the error", final=False)
         finally:
             took_s = time.monotonic() - began
             failed = not isinstance(status, int) or status >= 400
@@ -142,11 +142,11 @@ def _without_keys(request: web.Request, text: str) -> str:
     return _KEY.sub(r"\1-…", text)
 
 
-def told_to_agent(error: Exception) -> str:
+def message_for_agent(error: Exception) -> str:
     """The message of an error for the agent. Only the log and the turn have addresses of engines and local paths."""
     if isinstance(error, EngineFailed):
-        return error.told
-    return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log says how"
+        return error.agent_message
+    return str(error) if isinstance(error, GatewayError) else "the gateway failed; its log has the error"
 
 
 class StreamFailed(GatewayError):
@@ -266,7 +266,7 @@ class StallWatch:
             self._taken, self._since = taken, now
         elif now - self._since >= self._stall_s:
             gateway_log.warning(
-                "a client has taken nothing of its reply for %g s: its connection is closed", self._stall_s
+                "a client has read nothing of its reply for %g s; the gateway closes the connection", self._stall_s
             )
             transport.abort()
             return

@@ -24,14 +24,14 @@ BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 FORWARDED = "x-rolltape-forwarded"  # value: the secret of the receiving gateway, and a name for the request
 _OF_CONNECTION = frozenset(("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", FORWARDED))
 _OF_BODY = frozenset(("content-encoding", "content-length"))
-_WORD_S = 60.0  # how long to wait for the report that a forwarded reply arrived
+_REPORT_S = 60.0  # how long to wait for the report that a forwarded reply arrived
 
 
 class _Clients(NamedTuple):
     """Connections to one gateway. Reports of arrival have their own, so that they do not wait behind replies."""
 
     requests: aiohttp.ClientSession
-    words: aiohttp.ClientSession
+    reports: aiohttp.ClientSession
 
 
 class Forwarding:
@@ -42,10 +42,10 @@ class Forwarding:
         self._stall_s = stall_s
         self._clients: dict[Peer, _Clients] = {}
         self._awaited: dict[str, asyncio.Future[bool]] = {}
-        self._saying: set[asyncio.Task[None]] = set()
+        self._reporting: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/forwarded/{name}/{arrived}", self._hear)]
+        return [web.post("/forwarded/{name}/{arrived}", self._receive_arrival)]
 
     def is_forwarded(self, request: web.Request) -> bool:
         """Whether another gateway of the run forwarded a request, after it checked the client's access."""
@@ -57,10 +57,10 @@ class Forwarding:
         if not self.is_forwarded(request):
             return True
         name = request.headers[FORWARDED].partition(" ")[2]
-        word = self._awaited[name] = asyncio.get_running_loop().create_future()
+        report = self._awaited[name] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(_WORD_S):
-                did: bool = await word
+            async with asyncio.timeout(_REPORT_S):
+                did: bool = await report
         except TimeoutError:
             return False
         else:
@@ -68,11 +68,11 @@ class Forwarding:
         finally:
             del self._awaited[name]
 
-    async def _hear(self, request: web.Request) -> web.Response:
-        word = self._awaited.get(request.match_info["name"]) if self.is_forwarded(request) else None
-        if word is not None and not word.done():
-            word.set_result(request.match_info["arrived"] == "yes")
-        return web.Response(status=204 if word is not None else 404)
+    async def _receive_arrival(self, request: web.Request) -> web.Response:
+        report = self._awaited.get(request.match_info["name"]) if self.is_forwarded(request) else None
+        if report is not None and not report.done():
+            report.set_result(request.match_info["arrived"] == "yes")
+        return web.Response(status=204 if report is not None else 404)
 
     async def forward(self, request: web.Request, elsewhere: ServedElsewhere) -> web.StreamResponse:
         """Have another gateway answer; raises ServedElsewhere, which clients retry, if it cannot be reached."""
@@ -86,8 +86,9 @@ class Forwarding:
         data = request.get(BODY) or (request.content if request.can_read_body else None)
         url = URL(f"http://localhost{request.raw_path}", encoded=True)
         try:
-            asked = clients.requests.request(request.method, url, data=data, headers=headers, allow_redirects=False)
-            given = await asked
+            given = await clients.requests.request(
+                request.method, url, data=data, headers=headers, allow_redirects=False
+            )
         except (aiohttp.ClientError, OSError) as error:
             raise ServedElsewhere(f"{elsewhere} ({type(error).__name__})", None) from error
         async with given:
@@ -98,7 +99,7 @@ class Forwarding:
                 is_whole = request.transport is not None and not request.transport.is_closing()
             finally:
                 if "x-rolltape-session" in given.headers:
-                    self._say(clients, peer, name, is_whole)
+                    self._report_arrival(clients, peer, name, is_whole)
         return response
 
     async def ask(self, peers: Sequence[Peer], method: str, path: str, body: bytes = b"") -> list[bytes]:
@@ -114,16 +115,16 @@ class Forwarding:
 
         return [answer for answer in await asyncio.gather(*map(one, peers)) if answer is not None]
 
-    def _say(self, clients: _Clients, peer: Peer, name: str, is_whole: bool) -> None:
-        async def say() -> None:
+    def _report_arrival(self, clients: _Clients, peer: Peer, name: str, is_whole: bool) -> None:
+        async def send() -> None:
             url = f"http://localhost/forwarded/{name}/{'yes' if is_whole else 'no'}"
             with contextlib.suppress(aiohttp.ClientError, OSError):  # it has died, and the delivery stays unknown
-                async with clients.words.post(url, headers={FORWARDED: peer.secret}):
+                async with clients.reports.post(url, headers={FORWARDED: peer.secret}):
                     pass
 
-        task = asyncio.ensure_future(say())
-        self._saying.add(task)
-        task.add_done_callback(self._saying.discard)
+        task = asyncio.ensure_future(send())
+        self._reporting.add(task)
+        task.add_done_callback(self._reporting.discard)
 
     def _to(self, peer: Peer) -> _Clients:
         if peer not in self._clients:
@@ -132,10 +133,10 @@ class Forwarding:
 
     async def close(self) -> None:
         """Close all connections."""
-        await asyncio.gather(*self._saying)
+        await asyncio.gather(*self._reporting)
         for clients in self._clients.values():
             await clients.requests.close()
-            await clients.words.close()
+            await clients.reports.close()
 
 
 async def _pass_on(
@@ -151,7 +152,7 @@ async def _pass_on(
     except aiohttp.ClientError as error:  # that gateway has died: the client must not take a part for the whole reply
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the gateway that served it has gone") from error
+        raise ConnectionResetError("the gateway that served it has ended") from error
 
 
 def _headers(given: "CIMultiDictProxy[str]", left_out: frozenset[str]) -> CIMultiDict[str]:

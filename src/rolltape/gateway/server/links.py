@@ -54,7 +54,7 @@ class WorkerLink:
         for start in range(_PIECE, len(data), _PIECE):
             self._send(data[start : start + _PIECE])
 
-    def say_closed(self, name: bytes) -> None:
+    def send_closed(self, name: bytes) -> None:
         """Report that a connection was closed; raises OSError if that worker has died."""
         self._send(_HEADER.pack(name, False, 0))
 

@@ -74,7 +74,7 @@ def build_constraint(
 
 
 _UNENFORCED = (
-    "not enforced, as --constrain none has it",
+    "not enforced, because of --constrain none",
     "arguments are not held to the schema, since constrained tokens do not train; --constrain all enforces it",
 )
 

@@ -129,7 +129,7 @@ def _arguments_normalized(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     changed = False
     for there, made in _same_calls(sent, meant):
         given = there.get("arguments")
-        if given != made["arguments"] and _says(given, made["arguments"]):
+        if given != made["arguments"] and _contains(given, made["arguments"]):
             made["arguments"] = given
             changed = True
     return changed
@@ -163,20 +163,20 @@ _RULES = {
 }
 
 
-def _says(given: object, written: object) -> bool:
+def _contains(given: object, written: object) -> bool:
     """Whether returned arguments contain all that the model wrote; the client may have filled in more."""
     if isinstance(written, dict) and isinstance(given, dict):
-        return all(key in given and _says(given[key], value) for key, value in written.items())
+        return all(key in given and _contains(given[key], value) for key, value in written.items())
     if isinstance(written, list) and isinstance(given, list):
-        return len(given) == len(written) and all(map(_says, given, written))
+        return len(given) == len(written) and all(map(_contains, given, written))
     if isinstance(written, str):
-        return _says_text(given, written) if isinstance(given, str) else _is_spelled(given, written)
+        return _is_same_text(given, written) if isinstance(given, str) else _is_spelled(given, written)
     if isinstance(written, int | float) and isinstance(given, int | float):
         return float(given) == float(written)  # a client that has only doubles rounds large numbers
     return given == written
 
 
-def _says_text(given: str, written: str) -> bool:
+def _is_same_text(given: str, written: str) -> bool:
     given, written = _plain(given), _plain(written)
     gone = len(written) - len(given)
     if gone <= 0:

@@ -70,7 +70,7 @@ class GatewayTurn:
         self.held_tokens = 0  # tokens of the prompt that an earlier turn already held
         self.thinking: bool | None = None
         self.sampling: SamplingParams  # as applied
-        self.room = 0  # tokens that the reply may have
+        self.max_reply_tokens = 0
         self.constraint: Constraint | None = None  # that the engine is to enforce
         self.token_details = TokenDetails()  # the requested ones that the engine can return
         self.spell: Spell  # returns the bytes of an id
@@ -106,8 +106,8 @@ class GatewayTurn:
         """What a hosted endpoint returned beside its message: model, usage, finish reason; empty for other engines."""
         if self.reply.parts:
             return self.reply.parts[-1].given.upstream
-        said: Mapping[str, Any] = self.recorded.facts.extra.get("upstream", {}) if self.is_restored else {}
-        return said
+        upstream: Mapping[str, Any] = self.recorded.facts.extra.get("upstream", {}) if self.is_restored else {}
+        return upstream
 
     @property
     def model(self) -> str:
@@ -121,8 +121,8 @@ class GatewayTurn:
 
     @property
     def finish(self) -> Finish:
-        """How the reply ended, as its client is told."""
-        return self.outcome.told_finish
+        """How the reply ended, as its client sees it."""
+        return self.outcome.delivered_finish
 
     @property
     def stop_string(self) -> str | None:
@@ -136,7 +136,7 @@ class GatewayTurn:
     @property
     def over_budget(self) -> bool:
         """Whether the prompt left no room for a reply."""
-        return self.room <= 0 and self.resumes is None
+        return self.max_reply_tokens <= 0 and self.resumes is None
 
     @property
     def sampled_before(self) -> Ids:
@@ -188,8 +188,8 @@ class GatewayTurn:
         """The part of the reply that can be streamed now, after so many characters of reasoning and of text."""
         if self.state is TurnState.DURABLE and self.outcome.message is not None:
             message = self.message
-            thought, said = message.get("reasoning_content") or "", content_text(message.get("content"))
-            return Shown(thought[reasoning:], said[text:])
+            thought, content = message.get("reasoning_content") or "", content_text(message.get("content"))
+            return Shown(thought[reasoning:], content[text:])
         if self._splitter is None:
             return Shown()
         return Shown(self._splitter.reasoning[reasoning:], self._splitter.text[text:])
@@ -221,7 +221,7 @@ class GatewayTurn:
         self.prompt_tokens = len(recorded.prompt_tokens) - len(self.sampled_before)
         self.held_tokens = extra.get("held_tokens", 0)
         self._count_tokens()
-        self.room = 0 if extra.get("over_budget") else 1
+        self.max_reply_tokens = 0 if extra.get("over_budget") else 1
         self.failure = facts.error if facts.finish is Finish.ERROR else None
         self.outcome = ReplyOutcome(
             finish=facts.finish,

@@ -17,13 +17,13 @@ from rolltape.errors import EngineDied, EngineError, EngineFailed, EngineFault, 
 from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation, ImplausibleReply
 from rolltape.gateway.settings import Patience
-from rolltape.gateway.turn.retries import Retries, as_the_endpoint_says
+from rolltape.gateway.turn.retries import Retries, endpoint_failure
 from rolltape.gateway.weights import Weights
 from rolltape.records.turn import NO_IDS, Finish, Ids, implausibility
 
 log = logging.getLogger("rolltape.gateway")
 
-INTERRUPTED = "not enforced after an interruption, since no engine takes up a grammar in the middle"
+INTERRUPTED = "not enforced after an interruption, since no engine can resume a grammar in the middle"
 _MAX_ID = 2**31 - 1
 _NOTICED_S = 1.0  # shorter waits are not recorded with the turn
 _REFUSALS = frozenset({400, 422})  # from engines that cannot compile a grammar
@@ -51,7 +51,7 @@ class ReplySoFar:
         self.retries: Retries | None = None  # after errors; None if there was none since the last token
         self.unconstrained: str | None = None  # why the constraint was not enforced to the end, or None
         self.waited_s = 0.0  # while engines failed, did not answer, or were paused
-        self.told = 0  # ids that were passed to `on_sampled` so far
+        self.passed_on = 0  # ids that were passed to `on_sampled` so far
         self.on_sampled = on_sampled
 
     @property
@@ -80,19 +80,19 @@ class ReplySoFar:
             if self.on_leave is not None:
                 self.on_leave()
 
-    def tell(self, ids: Sequence[int]) -> None:
+    def pass_on(self, ids: Sequence[int]) -> None:
         """Pass ids that an engine has just sampled to `on_sampled`."""
         self.engine_owes_since = time.monotonic()
-        self.told += len(ids)
+        self.passed_on += len(ids)
         if self.on_sampled is not None:
             self.on_sampled(ids)
 
     def add(self, part: PartialGeneration) -> None:
         """Keep what an engine returned, and pass on the ids that were not passed on while they were sampled."""
         self.parts.append(part)
-        untold = self.sampled - self.told
-        if untold > 0:
-            self.tell(part.given.ids[len(part.given.ids) - untold :].tolist())
+        waiting = self.sampled - self.passed_on
+        if waiting > 0:
+            self.pass_on(part.given.ids[len(part.given.ids) - waiting :].tolist())
 
 
 class Generator:
@@ -120,7 +120,7 @@ class Generator:
         """Add to a reply until it has ended or its clients have left. An error leaves the parts so far in it."""
         reply.engine_owes_since = time.monotonic()
         try:
-            while not reply.gone and _room(wanted, reply) > 0:
+            while not reply.gone and _tokens_left(wanted, reply) > 0:
                 if self._pool.paused:
                     since = time.monotonic()
                     await self._pool.opened(reply.left)
@@ -140,15 +140,15 @@ class Generator:
         async with self._pool.turn(wanted.session, reply.left) as is_awaited:
             if time.monotonic() - since > _NOTICED_S:
                 reply.waited(since, "other requests came first, by the limit of requests to an engine")
-            return is_awaited and not self._pool.paused and await self._go_on(wanted, reply)
+            return is_awaited and not self._pool.paused and await self._call_or_wait(wanted, reply)
 
-    async def _go_on(self, wanted: Generation, reply: ReplySoFar) -> bool:
+    async def _call_or_wait(self, wanted: Generation, reply: ReplySoFar) -> bool:
         """Ask an engine for the rest of the reply, or wait after its error. Return whether the reply has ended."""
         engine: Engine | None = None
         announced, since = self._weights.version, time.monotonic()
         try:
             engine = self._pool.pick(wanted.session)
-            rest = self._rest(wanted, engine, reply)
+            rest = self._remaining_request(wanted, engine, reply)
             try:
                 given = await self._ask(engine, rest, reply)
             except EngineFault as error:
@@ -163,7 +163,7 @@ class Generator:
             if engine is not None:
                 self._note(engine, error)
             try:
-                if reply.told > reply.sampled:  # clients saw ids that are lost now
+                if reply.passed_on > reply.sampled:  # clients saw ids that are lost now
                     raise EngineFailed(f"no reply after an error of the engine in the middle of it: {error}") from error
                 await self._wait(retries.next_pause_s(error, lambda: self._pool.move(wanted.session)), reply)
             except EngineFailed as failed:
@@ -171,13 +171,13 @@ class Generator:
                     reply.parts.append(PartialGeneration(engine, error.given, announced, self._weights.version))
                 if engine is None or engine.token_faithful or not isinstance(error, EngineFault):
                     raise
-                raise as_the_endpoint_says(failed, error) from error
+                raise endpoint_failure(failed, error) from error
             finally:
                 reply.waited(since, str(error))
             return False
-        if reply.told > reply.sampled + len(given.ids) and not reply.gone:
+        if reply.passed_on > reply.sampled + len(given.ids) and not reply.gone:
             raise EngineFailed(
-                f"{engine.name} did not end a reply that was aborted, and clients had seen its beginning"
+                f"{engine.name} did not end a reply after it was aborted, and a client had received the beginning"
             )
         if given.finish is Finish.ABORT and not len(given.ids):
             if reply.gone and (stall := await self._find_stall(engine)) is not None:
@@ -216,7 +216,7 @@ class Generator:
     async def _ask(self, engine: Engine, wanted: Generation, reply: ReplySoFar) -> Generated:
         """Call an engine and check what it returns; that is empty only if this gateway interrupted the call."""
         try:
-            given, interrupted = await self._once(engine, wanted, reply)
+            given, interrupted = await self._call(engine, wanted, reply)
         except EngineDied as error:
             if not isinstance(error.partial, Generated) or not len(error.partial.ids):
                 raise
@@ -239,7 +239,7 @@ class Generator:
             self._seen.add(engine.name)
             log.warning("%s", describe_generated(engine, wanted, given))
 
-    async def _once(self, engine: Engine, wanted: Generation, reply: ReplySoFar) -> tuple[Generated, bool]:
+    async def _call(self, engine: Engine, wanted: Generation, reply: ReplySoFar) -> tuple[Generated, bool]:
         """Call an engine. Return its result, and whether this gateway interrupted the call."""
         interrupted = False
         task = asyncio.ensure_future(engine.generate(wanted))
@@ -270,15 +270,15 @@ class Generator:
     async def _watched(self, engine: Engine, task: "asyncio.Future[Generated]", reply: ReplySoFar) -> Generated:
         """Wait for the result of a call; raises EngineDied if the engine neither samples nor answers any more."""
         loop = asyncio.get_running_loop()
-        began, missed, told = loop.time(), 0, reply.told
+        began, missed, passed_on = loop.time(), 0, reply.passed_on
         while True:
             done, _ = await asyncio.wait({task}, timeout=self._patience.look_every_s)
             if done:
                 return task.result()
             if loop.time() - began > self._patience.reply_s:
                 raise EngineFault(f"no reply within {self._patience.reply_s:g} s")
-            if reply.told > told:
-                missed, told = 0, reply.told
+            if reply.passed_on > passed_on:
+                missed, passed_on = 0, reply.passed_on
                 continue
             try:
                 async with asyncio.timeout(self._patience.look_every_s):
@@ -298,7 +298,7 @@ class Generator:
         except (EngineUnreachable, EngineFault, TimeoutError):
             task.cancel()
 
-    def _rest(self, wanted: Generation, engine: Engine, reply: ReplySoFar) -> Generation:
+    def _remaining_request(self, wanted: Generation, engine: Engine, reply: ReplySoFar) -> Generation:
         """The request for the rest of a reply after its parts so far, under an id of its own."""
         self._count += 1
         name = f"{wanted.id}-{self._count}"
@@ -310,7 +310,7 @@ class Generator:
                 constraint, reply.unconstrained = None, INTERRUPTED
         rest = msgspec.structs.replace(wanted, id=name, constraint=constraint)
         if reply.parts:
-            sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_room(wanted, reply))
+            sampling = msgspec.structs.replace(wanted.sampling, max_tokens=_tokens_left(wanted, reply))
             ids = np.concatenate([wanted.prompt_ids, so_far])
             rest = msgspec.structs.replace(rest, prompt_ids=ids, sampling=sampling)
         if rest.on_sampled is not None:
@@ -318,7 +318,7 @@ class Generator:
         return rest
 
 
-def _room(wanted: Generation, reply: ReplySoFar) -> int:
+def _tokens_left(wanted: Generation, reply: ReplySoFar) -> int:
     """How many tokens may still be sampled."""
     assert wanted.sampling.max_tokens is not None
     return wanted.sampling.max_tokens - reply.sampled
@@ -359,14 +359,14 @@ def check_generated(engine: Engine, wanted: Generation, generated: Generated) ->
     sampling, stop_ids = {"max_tokens": wanted.sampling.max_tokens}, wanted.stop_ids
     why = implausibility(generated.ids, logprobs, sampling, vocabulary=wanted.vocabulary, stop_ids=stop_ids)
     if why is not None:
-        hint = "it cannot have been sampled so; see that the engine serves the model whose folder was given"
+        hint = "no engine can have sampled it; check that the engine serves the model whose folder was given"
         raise ImplausibleReply(f"{where}: {why}; {hint}", generated)
 
 
 def describe_generated(engine: Engine, wanted: Generation, generated: Generated) -> str:
     """A log line that states which data for training an engine returned: ids, logprobs, stop id, weight version."""
     if not engine.token_faithful:
-        return f"{engine.name}: text only, no ids and no logprobs; nothing of it can be trained"
+        return f"{engine.name}: text only, no ids and no logprobs; its replies cannot be trained"
     ids, logprobs, version = generated.ids, generated.logprobs, generated.last_version
     parts = [f"{engine.name}: ids", "NO logprobs"]
     if logprobs is not None:

@@ -114,7 +114,7 @@ def given_ids(given: GivenPrompt, prompts: ChatPrompts) -> Ids:
     """The ids of a prompt that a client sent as text or ids; raises BadRequest for an id outside the vocabulary."""
     most = prompts.vocabulary
     if most is None:
-        raise BadRequest("the engine takes messages alone; send them to /v1/chat/completions")
+        raise BadRequest("the engine accepts only messages; send them to /v1/chat/completions")
     if given.ids is None:
         ids = prompts.encode(given.text or "", add_special_tokens=given.add_special_tokens)
     else:

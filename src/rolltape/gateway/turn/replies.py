@@ -37,8 +37,8 @@ class ReplyOutcome(NamedTuple):
     seen_coming: dict[str, Any] | None = None
 
     @property
-    def told_finish(self) -> Finish:
-        """How the reply ended, as its client is told."""
+    def delivered_finish(self) -> Finish:
+        """How the reply ended, as its client sees it."""
         return self.finish if self.kept_ids is None else Finish.STOP
 
 

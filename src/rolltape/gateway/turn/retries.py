@@ -60,26 +60,26 @@ class Retries:
             wait = f" and asks to wait {asked_s:g} s" if asked_s > max(left, 0) else ""
             raise EngineFailed(
                 f"no reply after {count} of the engine in {self._patience.retry_s:g} s, the last: {error}{wait}; "
-                "more time is given with --engine-retry"
+                "--engine-retry sets a longer time"
             ) from error
         pause_s: float = min(_FIRST_PAUSE_S * 2 ** (self._errors - 1), _LONGEST_PAUSE_S)
         return min(max(pause_s * random.uniform(0.5, 1.0), asked_s), left)
 
 
-def as_the_endpoint_says(failed: EngineFailed, fault: EngineFault) -> EngineFailed:
+def endpoint_failure(failed: EngineFailed, fault: EngineFault) -> EngineFailed:
     """A failure with a hosted endpoint's own status and message, if they concern the agent."""
     why, status = str(failed), fault.status or 500
     if status == 429:
-        told = f"the endpoint is busy: {fault.reason}"
-        return EngineFailed(why, status=status, told=told, retry_after_s=fault.retry_after_s)
+        message = f"the endpoint is busy: {fault.reason}"
+        return EngineFailed(why, status=status, agent_message=message, retry_after_s=fault.retry_after_s)
     if status in _OF_THE_OPERATOR:
-        return EngineFailed(why, told=_NO_ACCESS, final=True, code="invalid_api_key")
+        return EngineFailed(why, agent_message=_NO_ACCESS, final=True, code="invalid_api_key")
     if status >= 500 or status in _PASSING:
         return failed
     if status not in _OF_THE_REQUEST:  # no such model or path: an error of the operator
-        return EngineFailed(why, told=fault.reason, status=status, final=True, code=fault.code)
+        return EngineFailed(why, agent_message=fault.reason, status=status, final=True, code=fault.code)
     if _TOO_LONG.search(f"{fault.code} {fault.reason}"):
         known = "prompt is too long"  # Claude Code (2.1) recognizes the error by these words
-        told = fault.reason if known in fault.reason.lower() else f"{known}: {fault.reason}"
-        return RequestRefused(why, told=told, status=status, final=True, code=PromptTooLong.code)
-    return RequestRefused(why, told=fault.reason, status=status, final=True, code=fault.code)
+        message = fault.reason if known in fault.reason.lower() else f"{known}: {fault.reason}"
+        return RequestRefused(why, agent_message=message, status=status, final=True, code=PromptTooLong.code)
+    return RequestRefused(why, agent_message=fault.reason, status=status, final=True, code=fault.code)

@@ -53,7 +53,7 @@ log = logging.getLogger("rolltape.gateway")
 _NEUTRAL = SamplingParams(temperature=1.0, top_p=1.0)
 _INLINE_IDS = 1000  # a longer reply is parsed off the event loop
 _LEFT_BY_ITSELF_S = 5.0  # if a client leaves sooner and no engine failed, the engine is not to blame
-_SAMPLED_ALONE = "top_logprobs: the logprob of the sampled token alone is given"
+_SAMPLED_ALONE = "top_logprobs: only the logprob of the sampled token is returned"
 
 
 class Turns:
@@ -78,12 +78,12 @@ class Turns:
 
     # received
 
-    async def submit(self, session: "OpenSession", request: ChatRequest, *, says_retry: bool) -> Sequence[GatewayTurn]:
+    async def submit(self, session: "OpenSession", request: ChatRequest, *, is_retry: bool) -> Sequence[GatewayTurn]:
         """Start the turns of a request, one for each reply, or find them if the request is a retry."""
         if request.n == 1:
-            return [await self._submit(session, request, 0, says_retry=says_retry)]
+            return [await self._submit(session, request, 0, is_retry=is_retry)]
         # All begin before any of them ends, so none is taken for a retry of another.
-        submitting = (self._submit(session, request, choice, says_retry=says_retry) for choice in range(request.n))
+        submitting = (self._submit(session, request, choice, is_retry=is_retry) for choice in range(request.n))
         found = await asyncio.gather(*submitting, return_exceptions=True)
         turns = [one for one in found if isinstance(one, GatewayTurn)]
         if len(turns) < len(found):
@@ -96,14 +96,14 @@ class Turns:
         return turns
 
     async def _submit(
-        self, session: "OpenSession", request: ChatRequest, choice: int, *, says_retry: bool
+        self, session: "OpenSession", request: ChatRequest, choice: int, *, is_retry: bool
     ) -> GatewayTurn:
         """Start the turn of one reply of a request, or find it if the request is a retry."""
         if request.media and self._settings.images == "refuse":
-            raise BadRequest(f"{request.media[0]}: images and documents are refused here; send text alone")
+            raise BadRequest(f"{request.media[0]}: this gateway refuses images and documents; send only text")
         earlier: GatewayTurn | None = None
         while (
-            known := self.find_repeated(session, request, choice, says_retry=says_retry)
+            known := self.find_repeated(session, request, choice, is_retry=is_retry)
         ) is not None and known is not earlier:
             if earlier is None:
                 self._metrics.count("client_retries", shown_as="retries")
@@ -128,7 +128,7 @@ class Turns:
         return turn
 
     def find_repeated(
-        self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, says_retry: bool
+        self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, is_retry: bool
     ) -> GatewayTurn | None:
         """The turn that a request retries: the request has a retry header, or no client got the reply."""
         digest = request.digest
@@ -136,7 +136,7 @@ class Turns:
         if found is None and (recorded := session.recent.take_recorded(digest, choice)) is not None:
             found = restored_turn(session, request, recorded, self._prompts, self._over)
             session.recent.add(digest, choice, found)
-        return found if found is not None and (says_retry or found.undelivered) else None
+        return found if found is not None and (is_retry or found.undelivered) else None
 
     async def _take(self, turn: GatewayTurn, *, counts: bool) -> None:
         session, reply = turn.session, turn.reply
@@ -180,7 +180,7 @@ class Turns:
         turn.place = await self._place(session, turn.request, turn.thinking)
         given = turn.request.prompt
         if given is not None and not self._pool.token_faithful:
-            raise BadRequest("the prompt is a text or ids, and the engine takes messages alone; send messages")
+            raise BadRequest("the prompt is text or token ids, but the engine accepts only messages; send messages")
         if turn.resumes is None and given is not None:
             turn.prompt = await take_prompt(given, session.history, self._prompts, session.work)
         elif turn.resumes is None:
@@ -194,7 +194,7 @@ class Turns:
         turn.prompt_tokens = len(turn.prompt.ids) - sampled
         turn.held_tokens = turn.prompt.held_tokens - sampled
         limit = self.context_of(session)
-        turn.room = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
+        turn.max_reply_tokens = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
         turn.sampling = self._applied(turn, sampled)
         turn.constraint, unenforced = self._constraint(turn)
         turn.spell = self._prompts.spell
@@ -209,7 +209,7 @@ class Turns:
         else:
             turn.ignored_params += (*self._ignored_params(turn), *unenforced, *withheld)
         if not self._pool.token_faithful:
-            turn.ignored_params += self._untold(turn)
+            turn.ignored_params += self._unsupported_settings(turn)
         turn.reach(TurnState.PROMPTED)
 
     async def _place(self, session: "OpenSession", request: ChatRequest, thinking: bool | None) -> HistoryMatch:
@@ -226,14 +226,14 @@ class Turns:
     def _decided(self, turn: GatewayTurn) -> SamplingParams:
         """The sampling parameters that are set, in this order: forced, by the agent, the session, the gateway."""
         spec, settings = turn.session.spec, self._settings
-        asked = turn.request.sampling.over(spec.sampling).over(settings.sampling)
-        return settings.forced.over(spec.forced).over(asked)
+        requested = turn.request.sampling.over(spec.sampling).over(settings.sampling)
+        return settings.forced.over(spec.forced).over(requested)
 
     def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
         """The sampling parameters as engines get them, with a limit of tokens."""
         applied = self._decided(turn).over(_NEUTRAL)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
-        return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.room), 0))
+        return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.max_reply_tokens), 0))
 
     def context_of(self, session: "OpenSession | None") -> int | None:
         """How many tokens a prompt and its reply may have in a session, or None if there is no limit."""
@@ -248,9 +248,9 @@ class Turns:
         ignored = [f"{name}: the engine does not apply it" for name in unapplied]
         if request.thinking is not None and not self._prompts.switches_thinking:
             ignored.append("thinking: the model's template has no switch for it")
-        is_told = request.thinking is not False and not self._pool.token_faithful  # a hosted endpoint is sent "none"
-        if (effort := request.effort) is not None and effort.word != "none" and not is_told:
-            ignored.append(f"{effort.field} {ascii(effort.word)[:40]}: the model is not told")
+        is_shown = request.thinking is not False and not self._pool.token_faithful  # a hosted endpoint is sent "none"
+        if (effort := request.effort) is not None and effort.word != "none" and not is_shown:
+            ignored.append(f"{effort.field} {ascii(effort.word)[:40]}: not shown to the model")
         if request.messages and request.messages[-1]["role"] == "assistant":
             ignored.append("messages: the last one is the assistant's; the reply follows it and does not continue it")
         if request.media:
@@ -260,19 +260,21 @@ class Turns:
             and self._pool.token_faithful
             and not can_cut_calls(self._prompts.reply_form)
         ):
-            ignored.append("parallel_tool_calls: the model is not kept from calling several")
+            ignored.append("parallel_tool_calls: the model may still make several calls")
         return ignored
 
-    def _untold(self, turn: GatewayTurn) -> tuple[str, ...]:
+    def _unsupported_settings(self, turn: GatewayTurn) -> tuple[str, ...]:
         """Settings of the session, the gateway or the agent that a hosted endpoint has no parameter for."""
         spec, request, by_agent = turn.session.spec, turn.request, turn.request.thinking
         has_no_word = by_agent is True and request.effort is None and request.raw is None
         by_gateway = by_agent is None and self._settings.thinking is not None
-        untold = {
+        unsupported = {
             "thinking": spec.thinking is not None or by_gateway or has_no_word,
             "context_budget": spec.context_budget is not None,
         }
-        return tuple(f"{name}: a hosted endpoint cannot be told it" for name, is_set in untold.items() if is_set)
+        return tuple(
+            f"{name}: a hosted endpoint has no parameter for it" for name, is_set in unsupported.items() if is_set
+        )
 
     def _constraint(self, turn: GatewayTurn) -> tuple[Constraint | None, list[str]]:
         """The constraint that the engine is to enforce, and the request's demands that are not enforced."""
@@ -299,7 +301,7 @@ class Turns:
         """Have engines sample the reply. After an error, what they returned before it is kept."""
         turn.reach(TurnState.GENERATING)
         began = time.perf_counter()
-        if turn.room > 0:
+        if turn.max_reply_tokens > 0:
             turn.show_from(self._splitter(turn))
             wanted = Generation(
                 id=turn.id,
@@ -314,7 +316,7 @@ class Turns:
                 top_logprobs=turn.token_details.top_logprobs,
                 ids_json=turn.session.ids_json,
                 constraint=turn.constraint,
-                on_sampled=turn.reply.tell if turn.is_live else None,
+                on_sampled=turn.reply.pass_on if turn.is_live else None,
             )
             try:
                 await self._generator.run(wanted, turn.reply)
@@ -359,7 +361,7 @@ class Turns:
             if turn.token_details.top_logprobs:
                 turn.ignored_params += (_SAMPLED_ALONE,)
         if turn.request.token_details != TokenDetails() and turn.token_details == TokenDetails():
-            turn.ignored_params += ("token ids and logprobs: the engine gives text alone",)
+            turn.ignored_params += ("token ids and logprobs: the engine returns only text",)
         stops = turn.sampling.stop or ()
         reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
         assert turn.sampling.max_tokens is not None

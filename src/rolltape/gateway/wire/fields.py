@@ -324,8 +324,8 @@ def _description(kind: str, part: dict[str, Any]) -> str:
         head, comma, data = content.partition(",") if content.startswith("data:") else ("", "", content)
         size = len(data.rstrip("=")) * 3 // 4
         facts += [head.removeprefix("data:").partition(";")[0] if comma else media_type, f"{size:,} bytes"]
-    said = [one[:_SHOWN] for one in facts if isinstance(one, str) and one]
-    return f"{kind}: {', '.join(said)}" if said else kind
+    texts = [one[:_SHOWN] for one in facts if isinstance(one, str) and one]
+    return f"{kind}: {', '.join(texts)}" if texts else kind
 
 
 def key_in(headers: Mapping[str, str], *names: str) -> str | None:
@@ -340,10 +340,10 @@ def with_headers(
     request: ChatRequest, headers: Mapping[str, str], betas: str, harmless: Collection[str]
 ) -> ChatRequest:
     """A request with the facts from its headers: its client, and the betas that are ignored."""
-    asked = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
-    ignored = [f"{betas} {printable(one)}: ignored" for one in asked if not one.startswith(tuple(harmless))]
-    told = tuple(dict.fromkeys((*request.ignored_params, *ignored[:_MOST_BETAS])))
-    return msgspec.structs.replace(request, client=headers.get("User-Agent", ""), ignored_params=told)
+    names = [one.strip() for one in headers.get(betas, "").split(",") if one.strip()]
+    ignored = [f"{betas} {printable(one)}: ignored" for one in names if not one.startswith(tuple(harmless))]
+    ignored_params = tuple(dict.fromkeys((*request.ignored_params, *ignored[:_MOST_BETAS])))
+    return msgspec.structs.replace(request, client=headers.get("User-Agent", ""), ignored_params=ignored_params)
 
 
 def event(data: bytes, name: str | None = None) -> bytes:

@@ -95,8 +95,8 @@ class ChunkStream:
 
     def _closing(self, chunks: list[bytes], usage: bytes) -> bytes:
         """The last chunks, and the one with the usage if the client wants it."""
-        told = [usage] if self._request.include_usage else []
-        return b"".join(event(data) for data in (*chunks, *told, b"[DONE]"))
+        usage_chunks = [usage] if self._request.include_usage else []
+        return b"".join(event(data) for data in (*chunks, *usage_chunks, b"[DONE]"))
 
 
 def wants_usage(body: Fields) -> bool:

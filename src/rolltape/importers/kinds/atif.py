@@ -129,7 +129,7 @@ def _sessions(trajectories: list[Any], where: str, options: ImportOptions) -> li
     for session in sessions.values():
         session.turns.sort(key=lambda turn: turn.pop("sequence", 0))
     if not all(session.turns for session in sessions.values()):
-        raise ImportFileError(f"{where}: a trajectory of it has no step that is an agent's")
+        raise ImportFileError(f"{where}: one of its trajectories has no step of an agent")
     return list(sessions.values())
 
 

@@ -59,16 +59,16 @@ def _rollout(trace: str, spans: list[_Span], calls: list[_Span], options: Import
     first = calls[0].attributes
     agent = next((one.attributes["gen_ai.agent.name"] for one in spans if "gen_ai.agent.name" in one.attributes), None)
     made = [_session(own) for own in sessions.values()]
-    told = all(turn["prompt_messages"] for session in made for turn in session.turns)
+    has_messages = all(turn["prompt_messages"] for session in made for turn in session.turns)
     return ImportedRollout(
         where=calls[0].where,
         sessions=made,
         key=trace,
         foreign_ids=(trace, *(one for one in sessions if one)),
-        task={"messages": made[0].turns[0]["prompt_messages"]} if told else {"trace": trace},
+        task={"messages": made[0].turns[0]["prompt_messages"]} if has_messages else {"trace": trace},
         **options.origin(model=first.get("gen_ai.response.model") or first.get("gen_ai.request.model")),
         agent=agent,
-        absent=ABSENT_FROM_TEXT if told else ("messages", *ABSENT_FROM_TEXT),
+        absent=ABSENT_FROM_TEXT if has_messages else ("messages", *ABSENT_FROM_TEXT),
     )
 
 

@@ -55,7 +55,7 @@ def _episode(row: Mapping[str, Any], where: str, options: ImportOptions) -> Impo
     errors = [*row.get("errors", ()), *(error for trace in traces for error in trace.get("errors", ()))]
     failed = f"{errors[-1]['type']}: {errors[-1]['message']}" if errors and not row.get("ok") else None
     if not made and failed is None:
-        raise ImportFileError(f"{where}: no trace of it has a message")
+        raise ImportFileError(f"{where}: none of its traces has a message")
     terms: dict[str, float] = {}
     for trace in traces:
         if (trace.get("agent") or {}).get("trainable", True):

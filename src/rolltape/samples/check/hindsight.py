@@ -43,8 +43,8 @@ def rollout_at(rollout: Rollout, at_ns: int, *, is_trained: bool) -> Rollout:
     """
     graded = [event for event in rollout.events if _is(event, EventKind.SCORE)]
     filtered = [event for event in rollout.events if _is(event, EventKind.FILTER)]
-    said = [*graded[1 if is_trained else 0 :], *filtered]
-    later = {event.order for event in said if event.at_ns > at_ns}
+    changes = [*graded[1 if is_trained else 0 :], *filtered]
+    later = {event.order for event in changes if event.at_ns > at_ns}
     if not later:
         return rollout
     kept = [event for event in rollout.events if event.order not in later]
@@ -65,7 +65,7 @@ def split_later(
                 msgspec.structs.replace(
                     one,
                     what=f"{one.what}, since a filter, a grade or an attempt that came after the step",
-                    advice="nothing to do: when the trainer took the sample, it was as the record has it",
+                    advice="nothing to do: when the trainer took the sample, it was as in the record",
                 )
             )
     return faults, notes

@@ -198,7 +198,7 @@ def _logprob_difference(record: TokenRecord, sample: Sample, trained: Array) -> 
         TokenRule.LOGPROBS,
         int(trained[worst]),
         f"logprob {seen[worst]:.6g} in the record, {held[worst]:.6g} by the engine{more}",
-        "hand the sample's logprobs over unchanged, each at the place of its own id",
+        "pass the sample's logprobs unchanged, each at the place of its id",
     )
 
 

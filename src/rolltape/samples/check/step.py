@@ -377,7 +377,7 @@ def _state(rollout: Rollout) -> str:
         return f"its rollout is {outcome.status.value}{reason} on the tape"
     if outcome.filtered is not None:
         return f"its rollout is filtered on the tape ({outcome.filtered})"
-    return "nothing of its rollout trains by the tape"
+    return "by the tape, no token of its rollout trains"
 
 
 def _unseen(head: RolloutHead, sample: str, advantage: float | None) -> UnseenSample:

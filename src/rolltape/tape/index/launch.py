@@ -278,8 +278,8 @@ class LaunchCheck:
         for sequence, body, crc in self._finishes(key):
             with contextlib.suppress(ValueError, KeyError, TypeError, msgspec.MsgspecError):
                 event = decoded_event("", sequence, body).event
-                said = (event.kind, event.rollout, event.try_index)
-                if event_crc(sequence, body) == crc and said == (EventKind.FINISH, *key):
+                subject = (event.kind, event.rollout, event.try_index)
+                if event_crc(sequence, body) == crc and subject == (EventKind.FINISH, *key):
                     return event.data
         return None
 

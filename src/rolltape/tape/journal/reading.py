@@ -127,9 +127,7 @@ class JournalSource:
 
     def _check_log(self) -> None:
         if not self.alive and self._counts is None and not has_log(self.path):
-            self._problem(
-                "it was not closed, as far as one can tell, and its log (-wal) is missing", "what was only in the log"
-            )
+            self._problem("it seems not to have been closed, and its log (-wal) is missing", "what was only in the log")
 
     def _turns(self, session: int, name: str, contents: Contents) -> Iterator[StoredTurn]:
         reader = TurnReader(self._connection, contents, self._problem)
@@ -149,8 +147,8 @@ class JournalSource:
         for row in readable_rows(self._connection, columns, table, key, low, high, most):
             if isinstance(row, Hole):
                 first, last = (row.low - low, row.high - low) if table == "turns" else (row.low, row.high)
-                stretch = f"{first} to {last}" if row.high < high else f"from {first} on"
-                self._problem(f"{what} {stretch} cannot be read: {row.error}", f"{what} {stretch}")
+                rows = f"{first} to {last}" if row.high < high else f"from {first} on"
+                self._problem(f"{what} {rows} cannot be read: {row.error}", f"{what} {rows}")
             else:
                 yield row
 
@@ -173,14 +171,14 @@ class JournalSource:
         expected = low
         for sequence, body, crc in self._rows("body, crc", "events", "sequence", "events", low, high):
             if sequence != expected:
-                self._problem(f"events {expected} to {sequence - 1} are missing", "what they said")
+                self._problem(f"events {expected} to {sequence - 1} are missing", "their contents")
             expected = sequence + 1
             try:
                 if event_crc(sequence, body) != crc:
                     raise DamagedTapeError(f"event {sequence} is damaged")
                 yield sequence, decoded_event(self.writer, sequence, body)
             except (DamagedTapeError, msgspec.MsgspecError, TypeError) as error:
-                self._problem(str(error), "what it said")
+                self._problem(str(error), "its contents")
 
     def events_about(self, key: Key, low: int) -> list[StoredEvent]:
         """The events about a rollout from a number on. The others are not decoded, and damage is not looked for."""

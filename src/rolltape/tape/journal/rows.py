@@ -73,7 +73,7 @@ def _lasting_unseen_frames(path: Path) -> int:
 def readable_rows(
     connection: sqlite3.Connection, columns: str, table: str, key: str, low: int, high: int, most: int
 ) -> Iterator[tuple[Any, ...] | Hole]:
-    """Rows with `low <= key <= high` in order, the key first; a Hole for each stretch that cannot be read.
+    """Rows with `low <= key <= high` in order, the key first; a Hole for each range that cannot be read.
 
     Around damage the search goes no further than the key `most`.
     """

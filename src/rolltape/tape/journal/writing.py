@@ -175,7 +175,7 @@ class Journal:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        ticket = self.submit(*entries, rollout=rollout, after=after, settled=partial(_tell, future, value))
+        ticket = self.submit(*entries, rollout=rollout, after=after, settled=partial(_resolve_anywhere, future, value))
         if self._due is not loop:
             self._due = loop
             loop.call_soon(self._commit_tick, loop)
@@ -343,7 +343,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _tell(future: asyncio.Future[T], value: T, ticket: Ticket) -> None:
+def _resolve_anywhere(future: asyncio.Future[T], value: T, ticket: Ticket) -> None:
     """Resolve a future, from any thread that settled its ticket."""
     loop = future.get_loop()
     if loop is running_loop():

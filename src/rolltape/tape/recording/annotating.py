@@ -67,7 +67,7 @@ def _event(
 ) -> NewEvent:
     where = _where(rollout_id, turn)
     if tokens is not None and turn is None:
-        raise RecordError(f"{where}: tokens {tuple(tokens)} of no turn; give the turn that they are of")
+        raise RecordError(f"{where}: tokens {tuple(tokens)} without a turn; give the turn that they belong to")
     place = {} if tokens is None else {"tokens": list(as_token_range(tokens, where))}
     return NewEvent(kind, rollout_id, data | place, by, try_index, turn)
 

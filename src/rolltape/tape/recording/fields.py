@@ -153,7 +153,7 @@ def as_array(value: object, where: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise RecordError(f"{where} is no array: {error}") from None
+        raise RecordError(f"{where} is not an array: {error}") from None
 
 
 def as_ids(value: object, where: str) -> Ids:
@@ -208,10 +208,10 @@ def as_logprobs(value: object, where: str) -> tuple[Logprobs, bool]:
     elif array.dtype.kind == "O":
         numbers = [item for item in array.tolist() if item is not None]
         if not all(isinstance(item, int | float) for item in numbers):
-            raise RecordError(f"{where} holds {_first_odd(array)}, no number; give logprobs, None where there is none")
+            raise RecordError(f"{where} holds {_first_odd(array)}, not a number; give a logprob or None for each id")
         given_nan, has_nan = any(item != item for item in numbers), True
     elif array.dtype.kind not in "iu" and len(array):
-        raise RecordError(f"{where} holds {_first_odd(array)}, no number; give logprobs, None where there is none")
+        raise RecordError(f"{where} holds {_first_odd(array)}, not a number; give a logprob or None for each id")
     else:
         given_nan = has_nan = False
     if array.dtype == np.float32 and not has_nan:

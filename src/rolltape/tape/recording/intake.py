@@ -137,7 +137,7 @@ class SessionIntake:
         new_messages, new_ids = fields.get("new_messages"), fields.get("new_prompt_ids")
         if after is not None:
             if whole_messages is not None or whole_ids is not None:
-                raise RecordError(f"{where}: give `after` with what is new, or the whole prompt, not both")
+                raise RecordError(f"{where}: give `after` with the new messages or ids, or the whole prompt, not both")
             turn = self._earlier(after, where)
             messages = _snapshots(() if new_messages is None else new_messages, f"{where}: new message")
             ids = ids_or_none(new_ids, faithful, f"{where}: new_prompt_ids")

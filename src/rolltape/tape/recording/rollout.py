@@ -250,7 +250,7 @@ def _describe(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as odd:  # noqa: BLE001 - a user's __str__ may raise anything, and must not hide the user's error
-        return f"{kind}, whose text cannot be had ({type(odd).__name__})"
+        return f"{kind}, whose text cannot be read ({type(odd).__name__})"
     return f"{kind}: {text}" if text else kind
 
 

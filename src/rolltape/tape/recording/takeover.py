@@ -110,8 +110,8 @@ def _refuse_own(part: JournalPart, own: Path) -> None:
     if part.path == own and not part.ended:
         where = f"rollout {part.head.id} (try {part.head.try_index})"
         if part.fence is None:
-            raise RecordError(f"{where} is open in this process already; go on with the recorder that there is")
-        raise RecordError(f"{where} was taken from this process; open the run anew to take it back")
+            raise RecordError(f"{where} is open in this process already; continue with that recorder")
+        raise RecordError(f"{where} was taken from this process; open the run again to take it back")
 
 
 def _sealed_part(shards: Sequence[ShardSource], key: Key) -> _SealedPart | None:
@@ -164,7 +164,7 @@ def _restored(head: RolloutHead, stored: list[StoredSession]) -> list[SessionInt
     if not problems and [session.ordinal for session in stored] != list(range(len(stored))):
         raise DamagedTapeError(f"rollout {head.id} (try {head.try_index}): one of its sessions is missing")
     if problems:
-        raise DamagedTapeError(f"{problems[0]}; it cannot be gone on with, start another with new_try=True")
+        raise DamagedTapeError(f"{problems[0]}; it cannot be continued; start another try with new_try=True")
     return [_intake(session, one) for session, one in zip(rollout.sessions, stored, strict=True)]
 
 

@@ -128,7 +128,7 @@ class Tape:
         try:
             own_id = rollout_id(self.name, **texts, task=task, step=step, attempt=attempt)
         except ValueError as error:
-            raise NotJsonError(f"{where}: its task identifies it, and has no one spelling: {error}") from None
+            raise NotJsonError(f"{where}: its task identifies it, but has no canonical JSON: {error}") from None
         where = f"rollout {own_id}"
         tags, extra = as_texts(tags, f"{where}: tags"), as_settings(extra, f"{where}: extra")
         foreign_ids = as_texts(foreign_ids, f"{where}: foreign_ids")

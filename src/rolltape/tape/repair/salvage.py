@@ -225,8 +225,8 @@ def _read_log(journal: Path) -> _Log | None:
         return None
     if len(data) < _HEADER + _FRAME.itemsize:
         return None
-    (said,) = struct.unpack_from(">I", data, 8)
-    page_size = said if said in _PAGE_SIZES else _USUAL_PAGE_SIZE
+    (stored_size,) = struct.unpack_from(">I", data, 8)
+    page_size = stored_size if stored_size in _PAGE_SIZES else _USUAL_PAGE_SIZE
     step = _FRAME.itemsize + page_size
     count = (len(data) - _HEADER) // step
     if not count:

@@ -70,20 +70,20 @@ def prune(
             for key, entry in contents.entries.items()
             if chosen(entry.held.head) and key not in skipped and _has(contents, key, side_array)
         }
-        said = {f"{rollout} (try {try_index})": why for (rollout, try_index), why in skipped.items()}
+        reasons = {f"{rollout} (try {try_index})": why for (rollout, try_index), why in skipped.items()}
         freed = 0
         if not dry_run:
             for shard in contents.shards:
                 _remove_replaced(shard.source)
-            freed = sum(_rewritten(shard, wanted, what, said) for shard in contents.shards)
-        said = {one.where: one.what for one in contents.problems() if one.lost} | said  # what is there may remain
+            freed = sum(_rewritten(shard, wanted, what, reasons) for shard in contents.shards)
+        reasons = {one.where: one.what for one in contents.problems() if one.lost} | reasons  # their data may remain
     return PruneReport(
         pruned=what,
         rollouts=len(wanted),
         turns=sum(sum(held.counts.turns) for held in wanted.values()),
         sampled_tokens=sum(held.counts.sampled_tokens for held in wanted.values()),
         bytes_freed=freed,
-        skipped=said,
+        skipped=reasons,
         dry_run=dry_run,
     )
 

@@ -35,14 +35,14 @@ class Publisher:
             source.pin()
             news = journal_news(source, self._marks)
             running = {key_named(name) for name in news.marks.open}
-            said = {
+            by_number = {
                 one.sequence: one for one in (*news.apart, *news.summaries.values()) if one.about.key not in running
             }
             ended = {key: one for key, one in news.rollouts.items() if one.finish is not None}
             if ended:
                 first = min(one.first_event for one in ended.values())
                 events = source.numbered_events(first, news.marks.next_event - 1)
-                said |= {number: one for number, one in events if one.about.key in ended}
+                by_number |= {number: one for number, one in events if one.about.key in ended}
             source.unpin()
             journal = SourceContents(source)
             journal.rollouts = {
@@ -52,11 +52,11 @@ class Publisher:
                 if one.finish is not None
             }
             fresh = {key: Listed(held, (journal,)) for key, held in journal.rollouts.items()}
-            self._write(fresh, [said[number] for number in sorted(said)])
+            self._write(fresh, [by_number[number] for number in sorted(by_number)])
             self._marks = news.marks
             return frozenset(fresh)
 
-    def _write(self, fresh: dict[Key, Listed], said: list[StoredEvent]) -> None:
+    def _write(self, fresh: dict[Key, Listed], unwritten: list[StoredEvent]) -> None:
         """Publish rollouts and events. For a rollout that was taken over, include the data of its earlier writers."""
         taken = {key for key, entry in fresh.items() if entry.held.head.epoch}
         with contextlib.ExitStack() as stack:
@@ -64,10 +64,10 @@ class Publisher:
                 contents = stack.enter_context(_open_contents(taken, self._directory, self._place))
                 fresh = fresh | {key: contents.entries[key] for key in taken}
                 known = {stored.key for shard in _shards_at(contents, self._place) for stored in shard.events}
-                known |= {stored.key for stored in said}
+                known |= {stored.key for stored in unwritten}
                 earlier = (stored for stored in contents.events.values() if stored.about.key in taken)
-                said = [*said, *(stored for stored in earlier if stored.key not in known)]
-            for _ in written(self._place, fresh, said):
+                unwritten = [*unwritten, *(stored for stored in earlier if stored.key not in known)]
+            for _ in written(self._place, fresh, unwritten):
                 pass
 
 
@@ -102,12 +102,12 @@ def publish_left(directory: RunDirectory, place: Place) -> frozenset[Key]:
 def _publish_all(journal: SourceContents[JournalSource], directory: RunDirectory, place: Place) -> bool:
     """Publish what the place lacks of a journal. Return whether a running rollout still needs the journal."""
     held: set[Key] = set()
-    said: set[tuple[str, int]] = set()
+    published: set[tuple[str, int]] = set()
     writer = journal.source.writer
     for shard in map(SourceContents, shards_at(place)[0]):
         with contextlib.closing(shard.source):
             held.update(key for key, one in shard.rollouts.items() if one.writer == writer)
-            said.update(stored.key for stored in shard.events if stored.writer == writer)
+            published.update(stored.key for stored in shard.events if stored.writer == writer)
     listed = journal.rollouts
     taken = {key for key, one in listed.items() if one.head.epoch}
     taken |= read_fences(journal.source.path).keys() & listed.keys()
@@ -121,7 +121,7 @@ def _publish_all(journal: SourceContents[JournalSource], directory: RunDirectory
             running = {key for key in taken if contents.entries[key].alive}
             ended = {key: contents.entries[key] for key in taken - running}
             fresh |= {key: entry for key, entry in ended.items() if (key, entry.held.head.epoch) not in there}
-        for _ in written(place, fresh, [stored for stored in journal.events if stored.key not in said]):
+        for _ in written(place, fresh, [stored for stored in journal.events if stored.key not in published]):
             pass
     return bool(running)
 

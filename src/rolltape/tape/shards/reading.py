@@ -87,7 +87,7 @@ class ShardSource:
                 writer, sequence = group.value("writer", index), group.value("sequence", index)
                 yield row, decoded_event(writer, sequence, group.value("body", index))
             except read_errors() as error:
-                self._problem(str(error), "what it said")
+                self._problem(str(error), "its contents")
 
     def stored(self, row: int, head: RolloutHead) -> list[StoredSession]:
         group, index = self._file("rollouts").place_of(row)

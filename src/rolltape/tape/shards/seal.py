@@ -187,7 +187,7 @@ def shard_id() -> str:
 
 def _spent(contents: RunContents) -> tuple[list[Path], dict[str, str]]:
     """Journals of dead writers whose every row is in a shard, and why the others stay."""
-    said = {stored.key for shard in contents.shards for stored in shard.events}
+    published = {stored.key for shard in contents.shards for stored in shard.events}
     holders: dict[Key, list[SourceContents[ShardSource]]] = {}
     for shard in contents.shards:
         for key in shard.rollouts:
@@ -195,7 +195,7 @@ def _spent(contents: RunContents) -> tuple[list[Path], dict[str, str]]:
     removed: list[Path] = []
     kept: dict[str, str] = {}
     for journal in contents.journals:
-        why = _why_kept(journal, contents, holders, said)
+        why = _why_kept(journal, contents, holders, published)
         if why is None:
             removed.append(journal.source.path)
         else:
@@ -207,7 +207,7 @@ def _why_kept(
     journal: SourceContents[JournalSource],
     contents: RunContents,
     holders: dict[Key, list[SourceContents[ShardSource]]],
-    said: set[tuple[str, int]],
+    published: set[tuple[str, int]],
 ) -> str | None:
     if journal.source.alive:
         return "its writer is alive"
@@ -215,12 +215,12 @@ def _why_kept(
     unsealed = sum(shard is None for shard in sealed.values())
     if unsealed:
         return f"{unsealed} of its rollouts are not sealed"
-    if any(stored.key not in said for stored in journal.events):
+    if any(stored.key not in published for stored in journal.events):
         return "some of its events are not sealed"
     journal.source.check_whole()
-    said_of: dict[Key, list[Event]] = {}
+    events_of: dict[Key, list[Event]] = {}
     for stored in journal.events:
-        said_of.setdefault(stored.about.key, []).append(stored.event)
+        events_of.setdefault(stored.about.key, []).append(stored.event)
     for key, held in journal.rollouts.items():
         # Read once more in full: a journal with unreadable rows is never removed.
         sessions, shard = journal.load(key), sealed[key]
@@ -228,7 +228,7 @@ def _why_kept(
             sessions = join_sessions([shard.load(key), sessions])
             if "turns" in pruned_of(contents.deciding(key)):
                 continue
-        if rebuilt(held.head, sessions, said_of.get(key, []), False, journal.source.where)[1]:
+        if rebuilt(held.head, sessions, events_of.get(key, []), False, journal.source.where)[1]:
             return "it is damaged"
     return "it is damaged" if journal.problems() else None
 

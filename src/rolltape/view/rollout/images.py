@@ -74,7 +74,7 @@ def _sources(value: object, depth: int, *, is_image: bool) -> Iterator[str]:
 
 def _read(given: str) -> Image:
     if given.startswith(("http:", "https:", "gs:", "file:")):
-        return Image(None, b"", f"it lies elsewhere, and is not fetched: {given[:200]}")
+        return Image(None, b"", f"it is at another address, and is not fetched: {given[:200]}")
     head, comma, data = given.partition(",") if given.startswith("data:") else ("", "", given)
     try:
         content = base64.b64decode(data, validate=True)

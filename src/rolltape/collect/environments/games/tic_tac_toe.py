@@ -65,7 +65,7 @@ class TicTacToe(Game):
         if not isinstance(self.board, str) or not re.fullmatch(r"[XO.]{9}", self.board):
             raise TaskError(f"its option board is {self.board!r}; give nine of X, O and . (free), row by row")
         if self.board.count(X) - self.board.count(O) not in (0, 1) or mover(self.board) is None:
-            raise TaskError(f"its option board is {self.board!r}, where nobody is to move; give one in mid-game")
+            raise TaskError(f"its option board is {self.board!r}, where no player can move; give an unfinished game")
 
     def to_move(self) -> str | None:
         return mover(self.board)

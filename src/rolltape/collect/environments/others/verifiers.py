@@ -180,7 +180,7 @@ class VerifiersEpisode:
         return AGENT if self._trace is None else None
 
     async def answer(self, seat: str, reply: Message) -> Answer:
-        raise CollectError(f"{self._environment.name} has an agent loop of its own, and answers nobody")
+        raise CollectError(f"{self._environment.name} has an agent loop of its own; it takes no replies from an agent")
 
     async def drive(
         self, connections: Mapping[str, Connection], max_turns: int, timeout_s: float

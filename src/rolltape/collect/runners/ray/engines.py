@@ -93,9 +93,9 @@ class EngineHost:
             for name in ("stdout", "stderr")
             if (self._folder / name).exists()
         )
-        said = f"; it printed: {' '.join(printed.split())[-500:]}" if printed.strip() else ""
+        output = f"; it printed: {' '.join(printed.split())[-500:]}" if printed.strip() else ""
         why = self._end.error or why if self._end is not None else why
-        return CollectError(f"{self._engine.command!r} on {socket.gethostname()}: {why}{said}")
+        return CollectError(f"{self._engine.command!r} on {socket.gethostname()}: {why}{output}")
 
 
 class PlacedEngines:
@@ -121,7 +121,7 @@ class PlacedEngines:
             placed.cancel()
             total = sum(node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"])
             raise CollectError(
-                f"{self._engine.copies} engines with {self._engine.gpus:g} GPUs each find no node after "
+                f"{self._engine.copies} engines with {self._engine.gpus:g} GPUs each found no node after "
                 f"{self._engine.start_s:g} s; the cluster has {total:g} GPUs in all"
             )
         log.warning("starting engines on %s", ", ".join(placed.result()))

@@ -67,7 +67,7 @@ class ClusterNode:
         raw = self._place.about()
         if raw is None or json.loads(raw) != settings.about:
             raise CollectError(
-                f"node {host} does not see the run at {settings.place}; give --publish a place that all nodes see"
+                f"node {host} cannot find the run at {settings.place}; give --publish a place that all nodes see"
             )
         raise_file_limit()
         os.environ.update(settings.variables)

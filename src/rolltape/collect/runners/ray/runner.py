@@ -346,7 +346,7 @@ def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, boo
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=runtime_env)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         if runtime_env is not None and "Could not find" not in str(error) and not isinstance(error, ConnectionError):
-            raise CollectError(f"Ray does not take the runtime_env: {str(error).splitlines()[0]}") from None
+            raise CollectError(f"Ray rejects the runtime_env: {str(error).splitlines()[0]}") from None
         raise CollectError(
             f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}; "
             "start one with `ray start --head`, or give --ray-address"

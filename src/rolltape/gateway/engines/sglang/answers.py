@@ -147,7 +147,7 @@ def parse_reason(reason: FinishReason | None, wanted: Generation, where: str) ->
     finish = parse_finish(reason.type, FINISHES, where)
     if finish is Finish.ABORT and reason.status_code is not None:
         raise EngineFault(
-            f"{where}: it was given up with status {reason.status_code}: {reason.message}", status=reason.status_code
+            f"{where}: it was aborted with status {reason.status_code}: {reason.message}", status=reason.status_code
         )
     if finish is not Finish.STOP or not isinstance(reason.matched, str):
         return finish, None

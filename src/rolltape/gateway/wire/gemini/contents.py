@@ -37,12 +37,12 @@ def read_contents(request: Fields) -> Messages:
         request.refuse("contents", "give at least one content")
     calls: list[dict[str, Any]] = []  # of the last reply, without a result yet
     for is_reply, contents in itertools.groupby(given, is_models):
-        said = [content.maybe_objects("parts") or [] for content in contents]
+        parts_of = [content.maybe_objects("parts") or [] for content in contents]
         if is_reply:
-            messages.append(_assistant(list(itertools.chain.from_iterable(said))))
+            messages.append(_assistant(list(itertools.chain.from_iterable(parts_of))))
             calls = list(messages[-1].get("tool_calls", ()))
         else:
-            messages += [message for parts in said for message in _user(parts, calls)]
+            messages += [message for parts in parts_of for message in _user(parts, calls)]
     return messages
 
 

@@ -201,13 +201,13 @@ def _thinking(fields: Fields) -> bool | None:
 def _output_config(fields: Fields) -> tuple[OutputSchema | None, Effort | None]:
     """The schema that the reply must follow, under its older or its newer name; and how much to think."""
     config = fields.maybe_object("output_config")
-    asked = {"output_format": fields.maybe_object("output_format")}
+    forms = {"output_format": fields.maybe_object("output_format")}
     word: str | None = None
     if config is not None:
-        asked["output_config.format"] = config.maybe_object("format")
+        forms["output_config.format"] = config.maybe_object("format")
         word = config.maybe_text("effort")
         config.ignore_unread()
-    given = ((path, form.maybe_object("schema")) for path, form in asked.items() if form is not None)
+    given = ((path, form.maybe_object("schema")) for path, form in forms.items() if form is not None)
     found = next((OutputSchema(path, schema.value) for path, schema in given if schema is not None), None)
     return found, None if word is None else Effort("output_config.effort", word)
 

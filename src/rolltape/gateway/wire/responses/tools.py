@@ -136,11 +136,11 @@ def read_call(item: Fields) -> dict[str, Any]:
 def read_output(item: Fields) -> str:
     """The text of an output for the model."""
     if isinstance(text := item.get("output"), str):
-        said = text
+        output = text
     else:
-        said = "\n".join(_shell_output(chunk) for chunk in item.maybe_objects("output") or ())
+        output = "\n".join(_shell_output(chunk) for chunk in item.maybe_objects("output") or ())
     status = item.maybe_text("status") if item.text("type") == "apply_patch_call_output" else None
-    return "\n".join(part for part in (status, said) if part)
+    return "\n".join(part for part in (status, output) if part)
 
 
 def _shell_output(chunk: Fields) -> str:
