@@ -227,7 +227,7 @@ RECORDS: dict[str, tuple[str, tuple[Part, ...]]] = {
         "rolltape tokens RUN show RECORD --json; each column by its name",
         (f"{_TOKEN_RECORD} ids:int[] trained_mask:bool[] *:any",),
     ),
-    "token-turns": ("rolltape tokens RUN turns RECORD --json", (f"{_TOKEN_RECORD} segments:obj[]",)),
+    "token-turns": ("rolltape tokens RUN turns RECORD --json", (f"{_TOKEN_RECORD} spans:obj[]",)),
     "token-check": (
         "rolltape tokens RUN check --json, the last line",
         ("steps:int records:int tokens:int unnamed:int pruned:int disagreeing:int findings:int notes:int unseen:int",),

@@ -146,7 +146,7 @@ def test_figures_of_a_turn_leave_out_what_is_not_finite(cli: Cli, run: Path) -> 
     entropy[int(first.trained_mask.nonzero()[0][0])] = float("nan")
     trained_on(run, entropy=entropy)
     (joined,) = rows(cli("tokens", run, "turns", "1.0.0", "--json"))
-    assert [segment["entropy"] for segment in joined["segments"]] == [None, 1.0]
+    assert [span["entropy"] for span in joined["spans"]] == [None, 1.0]
 
 
 def test_every_column_can_be_asked_for(cli: Cli, run: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_record_is_joined_to_its_turns_and_messages(cli: Cli, run: Path) -> No
     assert prompt.endswith('user: "fix it"')
     assert reply.endswith('assistant: "done  so"')
     (joined,) = rows(cli("tokens", run, "turns", "1.0.0", "--json"))
-    asked, answered, *_ = joined["segments"]
+    asked, answered, *_ = joined["spans"]
     assert asked["messages"] == [{"role": "user", "content": "fix it"}]
     assert answered["turn"] == samples_in(run)[0].spans[-1].turn
 

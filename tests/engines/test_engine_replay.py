@@ -95,7 +95,7 @@ async def test_a_departure_is_told_by_message_and_token(recorded: tuple[Path, st
 
 async def test_equal_messages_under_other_ids_are_a_departure_too(recorded: tuple[Path, str]) -> None:
     engine = ReplayEngine(*recorded)
-    with pytest.raises(EngineFault, match="at token 2: 3 was recorded, 77 came"):
+    with pytest.raises(EngineFault, match="at token 2: 3 was recorded, but the request has 77"):
         await engine.generate(asked([1, 2, 77], HELLO))
     assert engine.departure is not None
     assert engine.departure.message is None

@@ -186,7 +186,7 @@ def print_turns(record: TokenRecord, joiner: RecordJoiner, *, as_json: bool) -> 
     spans = _join_replies(joined.spans)
     parts = [_part(joined, span) for span in spans]
     if as_json:
-        print_json({**_about(joined), "segments": parts})
+        print_json({**_about(joined), "spans": parts})
         return
     _print_title(record)
     figures = ("mismatch_kl", "masked", "entropy")
