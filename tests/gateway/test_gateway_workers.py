@@ -37,7 +37,10 @@ def engine() -> Iterator[ScriptedEngine]:
 
 def workers_of(run: Path) -> dict[int, int]:
     """The process of each worker, by its number."""
-    peers = [json.loads(path.read_bytes()) for path in (run / "gateways").glob("[!.]*.json")]
+    peers = []
+    for path in (run / "gateways").glob("[!.]*.json"):
+        with contextlib.suppress(FileNotFoundError):  # its worker has died, and another one removed it just now
+            peers.append(json.loads(path.read_bytes()))
     return {peer["number"]: int(peer["writer"].split("-")[-2]) for peer in peers}
 
 
