@@ -22,7 +22,8 @@ from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeW
 from rolltape.records.rollout import Status
 from rolltape.tape import rundir
 from rolltape.tape.journal import fences, file, rows
-from rolltape.tape.journal.file import log_of, row_crc
+from rolltape.tape.journal.entries import row_crc
+from rolltape.tape.journal.file import log_of
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording.rollout import RolloutRecorder

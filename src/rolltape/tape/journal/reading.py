@@ -14,17 +14,8 @@ from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import EventKind, RolloutCounts, RolloutHead
-from rolltape.tape.journal.file import (
-    MAX_TURNS,
-    SEQUENCE_BITS,
-    closing_counts,
-    connected,
-    event_crc,
-    has_log,
-    is_alive,
-    row_crc,
-    turn_pk,
-)
+from rolltape.tape.journal.entries import MAX_TURNS, SEQUENCE_BITS, event_crc, row_crc, turn_pk
+from rolltape.tape.journal.file import closing_counts, connected, has_log, is_alive
 from rolltape.tape.journal.rows import TURN_COLUMNS, Contents, TurnReader, opened_to_read, readable_rows
 from rolltape.tape.repair.salvage import Hole
 from rolltape.tape.rundir import is_too_new

@@ -17,7 +17,8 @@ import numpy as np
 from rolltape.errors import DamagedTapeError, NotJsonError
 from rolltape.records.messages import Message, Root
 from rolltape.records.turn import SideArray
-from rolltape.tape.journal.file import MAX_TURNS, SEQUENCE_BITS, has_log, row_crc, try_to_open, turn_crc
+from rolltape.tape.journal.entries import MAX_TURNS, SEQUENCE_BITS, row_crc, turn_crc
+from rolltape.tape.journal.file import has_log, try_to_open
 from rolltape.tape.repair.salvage import (
     Hole,
     Opened,
@@ -117,19 +118,8 @@ class TurnReader:
         root = self._root(root_pk)
         messages = [self._message(one) for one in array("q", message_pks)]
         reply = None if reply_pk is None else self._message(reply_pk)
-        numbers = (
-            pk,
-            -1 if parent is None else parent,
-            keep_tokens,
-            keep_messages,
-            len(messages),
-            sides,
-            len(sampled),
-            len(new_ids),
-        )
-        digests = (root.raw_digest, *(one.digest for one in messages), b"-" if reply is None else reply.digest)
-        kind = b"-" if dtype is None else dtype.encode()
-        if turn_crc(numbers, (*digests, kind, sampled, new_ids, logprobs or b"", facts)) != crc:
+        digests = [one.digest for one in messages]
+        if turn_crc(row[:-1], root.raw_digest, digests, None if reply is None else reply.digest) != crc:
             raise DamagedTapeError("its checksum does not agree")
         return StoredTurn(
             sequence=pk & (MAX_TURNS - 1),
