@@ -181,7 +181,7 @@ def _restored(rollout: RolloutRecorder, recorder: SessionRecorder, deliveries: d
         if request[0]:
             is_given_up = turn.facts.finish in (Finish.ABORT, Finish.ERROR)
             (unanswered.add if is_given_up else unanswered.discard)(request)
-            session.recent.add_recorded(bytes.fromhex(request[0]), request[1], turn)
+            session.recent.add(bytes.fromhex(request[0]), request[1], turn)
     return session
 
 

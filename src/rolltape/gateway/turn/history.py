@@ -52,12 +52,12 @@ class HistoryMatch(NamedTuple):
 
 
 def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
-    """A request with tool results in the order of their calls, the keys of its messages, and the size of its body."""
+    """A request with tool results in the order of their calls, the keys of its messages, and its digest."""
     messages = in_call_order(ask.messages)
     keys = tuple(map(_key, messages))
     if ask.prompt is not None:
         keys = (_key((ask.prompt.text, ask.prompt.ids, ask.prompt.add_special_tokens)),)
-    return msgspec.structs.replace(ask, messages=messages, message_keys=keys, body_bytes=body_bytes)
+    return msgspec.structs.replace(ask, messages=messages, message_keys=keys, body_bytes=body_bytes).with_digest()
 
 
 class History:

@@ -208,7 +208,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
     request, prompt, outcome = turn.request, turn.prompt, turn.outcome
     last = turn.reply.parts[-1] if turn.reply.parts else None
     facts = {
-        "request": turn.digest.hex(),  # by which a later gateway finds the turn for a retry
+        "request": turn.request.digest.hex(),  # by which a later gateway finds the turn for a retry
         "choice": turn.choice,
         "reply_id": turn.id,
         "held_tokens": turn.held_tokens,
