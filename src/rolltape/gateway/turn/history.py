@@ -63,9 +63,9 @@ def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
 class History:
     """The live tree of one session: searched before each turn, extended after it."""
 
-    def __init__(self, *, tool_ids_matter: bool = False, deliveries: Mapping[str, Delivery] | None = None) -> None:
+    def __init__(self, *, tool_ids_matter: bool, deliveries: Mapping[str, Delivery]) -> None:
         """`deliveries` has the known deliveries by turn id."""
-        self._deliveries = {} if deliveries is None else deliveries
+        self._deliveries = deliveries
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
         self._starts: dict[int, _Starts | None] = {}  # by sequence number; None if unknown
         self._rendered: tuple[Turn | None, tuple[int, ...]] = (None, ())  # the last turn rendered in full, its starts
