@@ -17,10 +17,10 @@ import msgspec
 
 from rolltape.errors import NoSuchSession, RecordError, SessionEnded
 from rolltape.gateway.peers import ServedElsewhere, find_peer, forget_peer
-from rolltape.gateway.request import ChatRequest, instructions_of
+from rolltape.gateway.request import instructions_of
 from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, SessionSpec, key_digest
 from rolltape.records.ids import session_id
-from rolltape.records.turn import Delivery, Finish, Turn
+from rolltape.records.turn import Delivery, Finish
 from rolltape.tape.journal.file import described, is_alive
 from rolltape.tape.journal.left_open import FOUND_BY, LeftSession, OtherWriters, writer_tag
 from rolltape.tape.recording.rollout import RolloutRecorder
@@ -177,13 +177,9 @@ def _restored(rollout: RolloutRecorder, recorder: SessionRecorder, deliveries: d
             is_repeat = request in unanswered
             session.turns += not is_repeat
             if session.task_instructions is None:
-                session.task_instructions = _instructions(turn)
+                session.task_instructions = instructions_of(turn.prompt_messages)
         if request[0]:
             is_given_up = turn.facts.finish in (Finish.ABORT, Finish.ERROR)
             (unanswered.add if is_given_up else unanswered.discard)(request)
             session.recent.add(bytes.fromhex(request[0]), request[1], turn)
     return session
-
-
-def _instructions(turn: Turn) -> str:
-    return instructions_of(ChatRequest(api="", model="", messages=turn.prompt_messages))

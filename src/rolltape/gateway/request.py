@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -204,26 +204,30 @@ def auxiliary_reason(request: ChatRequest, task_instructions: str | None) -> str
     """
     if request.sampling.max_tokens == 0:
         return "probe"
-    instructions = instructions_of(request)
+    instructions = instructions_of(request.messages)
     is_aside = task_instructions is not None and instructions != task_instructions
     if is_aside and _MEMORY.search(instructions[:_OPENING]):
         return "memory extraction"
     if request.tools or any(message["role"] == "assistant" for message in request.messages):
         return None
-    if request.sampling.max_tokens == 1 and len(request.messages) == 1 and _text(request, "user").strip() in _PROBES:
+    if (
+        request.sampling.max_tokens == 1
+        and len(request.messages) == 1
+        and _text(request.messages, "user").strip() in _PROBES
+    ):
         return "probe"
     if len(instructions) < _INSTRUCTIONS and _TITLE.search(instructions):
         return "session title"
     return None
 
 
-def instructions_of(request: ChatRequest) -> str:
-    """The text of a request's system messages."""
-    return _text(request, "system") or _text(request, "developer")
+def instructions_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the system messages."""
+    return _text(messages, "system") or _text(messages, "developer")
 
 
-def _text(request: ChatRequest, role: str) -> str:
-    return "\n".join(content_text(message.get("content")) for message in request.messages if message["role"] == role)
+def _text(messages: Sequence[Mapping[str, Any]], role: str) -> str:
+    return "\n".join(content_text(message.get("content")) for message in messages if message["role"] == role)
 
 
 _CHEAP = 100_000  # characters that are tokenized in a few hundredths of a second

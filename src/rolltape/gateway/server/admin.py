@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -65,7 +65,7 @@ class Admin:
         self,
         service: Service,
         guard: GatewayGuard,
-        public_url: Callable[[], str],
+        public_url: str,
         forwarding: Forwarding,
         siblings: Siblings,
     ) -> None:
@@ -104,8 +104,7 @@ class Admin:
         elif not self._forwarding.is_forwarded(request):
             self._siblings.check_next()
         session = self._service.open_session(spec)
-        url = self._public_url()
-        urls = {"base_url": url, **named_urls(base_urls(url, session.key))}
+        urls = {"base_url": self._public_url, **named_urls(base_urls(self._public_url, session.key))}
         return _json({"schema": SCHEMA, **described(session), "key": session.key, **urls})
 
     async def _list(self, request: web.Request) -> web.Response:

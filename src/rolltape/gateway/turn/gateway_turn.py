@@ -63,13 +63,14 @@ class GatewayTurn:
         self.choice = choice  # the number of this reply among those of the request
         self.resumes = resumes  # the interrupted turn that this retry continues
         self.ignored_params = request.ignored_params
-        self._siblings: Sequence[GatewayTurn] = ()  # the turns of its request, if it asked for several replies
+        self.siblings: Sequence[GatewayTurn] = ()  # the turns of its request, if it asked for several replies
         # from PROMPTED on
         self.place: HistoryMatch
         self.prompt: Prompt
         self.prompt_tokens = 0
         self.held_tokens = 0  # tokens of the prompt that an earlier turn already held
         self.thinking: bool | None = None
+        self.decided: SamplingParams  # only those that the agent, the session or the gateway set
         self.sampling: SamplingParams  # as applied
         self.max_reply_tokens = 0
         self.constraint: Constraint | None = None  # that the engine is to enforce
@@ -123,7 +124,7 @@ class GatewayTurn:
     @property
     def finish(self) -> Finish:
         """How the reply ended, as its client sees it."""
-        return self.outcome.delivered_finish
+        return self.outcome.finish if self.outcome.kept_ids is None else Finish.STOP
 
     @property
     def stop_string(self) -> str | None:
@@ -200,11 +201,7 @@ class GatewayTurn:
     @property
     def choices(self) -> "Sequence[GatewayTurn]":
         """The turns of its request, one for each requested reply."""
-        return self._siblings or (self,)
-
-    def ask_with(self, siblings: "Sequence[GatewayTurn]") -> None:
-        """Set the turns of the same request."""
-        self._siblings = siblings
+        return self.siblings or (self,)
 
     def start(self, work: "asyncio.Task[None]", over: "Callable[[GatewayTurn], None]") -> None:
         """Set the task that makes the reply. `over` is called when it has ended and no client waits any more."""

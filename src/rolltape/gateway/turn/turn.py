@@ -91,7 +91,7 @@ class Turns:
                 turn.leave()
             raise next(one for one in found if isinstance(one, BaseException))
         for turn in turns:
-            turn.ask_with(turns)
+            turn.siblings = turns
         return turns
 
     async def _submit(
@@ -119,7 +119,7 @@ class Turns:
         counts = earlier is None and turn.auxiliary is None
         session.begin(turn, counts=counts)
         if counts and session.task_instructions is None:
-            session.task_instructions = instructions_of(request)
+            session.task_instructions = instructions_of(request.messages)
         work = asyncio.ensure_future(self._take(turn, counts=counts))
         turn.start(work, self._over)
         session.recent.add(request.digest, choice, turn)
@@ -192,6 +192,7 @@ class Turns:
         turn.held_tokens = turn.prompt.held_tokens - sampled
         limit = self.context_of(session)
         turn.max_reply_tokens = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
+        turn.decided = self._decided(turn)
         turn.sampling = self._applied(turn, sampled)
         turn.constraint, unenforced = self._constraint(turn)
         turn.spell = self._prompts.spell
@@ -228,7 +229,7 @@ class Turns:
 
     def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
         """The sampling parameters as engines get them, with a limit of tokens."""
-        applied = self._decided(turn).over(_NEUTRAL)
+        applied = turn.decided.over(_NEUTRAL)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.max_reply_tokens), 0))
 
@@ -305,7 +306,7 @@ class Turns:
                 session=turn.session.id,
                 prompt_ids=turn.prompt.ids,
                 sampling=turn.sampling,
-                decided=self._decided(turn),
+                decided=turn.decided,
                 stop_ids=tuple(dict.fromkeys((*self._prompts.stop_ids, *turn.request.stop_ids))),
                 vocabulary=self._prompts.vocabulary,
                 held_tokens=turn.prompt.covered_tokens,
