@@ -87,8 +87,8 @@ class Service:
         self.draining = False
         self._hurried = False
         attempts = Attempts(tape, model_name)
-        self.open_sessions = OpenSessions(self.turns, self.open_session, self._sessions_left, attempts)
-        self._others = OtherSessions(tape, prompts.fingerprint, self._restore)
+        self._others = OtherSessions(tape, prompts.fingerprint, self.sessions, self.metrics)
+        self.open_sessions = OpenSessions(self.turns, self.open_session, self._others.by_name, attempts)
         self._rewarded: dict[str, Ending] = {}  # by rollout: the ending with a reward of a session before the last one
 
     def open_session(self, spec: SessionSpec, *found_by: str) -> OpenSession:
@@ -135,30 +135,16 @@ class Service:
 
         Raises SessionEnded if it is closed, ServedElsewhere if another gateway serves it.
         """
-        other = None if self.draining else await self._others.by_key(key)
-        found = None if other is None else self.sessions.of_key(key)
-        if other is not None and found is None:
-            raise SessionEnded(f"session {other} has ended")
-        return found
+        return None if self.draining else await self._others.by_key(key)
 
     async def session_of_id(self, session_id: str) -> OpenSession:
         """The session with this id, taken over in the same way; raises NoSuchSession."""
-        if self.sessions.find(session_id) is None:
-            await self._others.by_id(session_id)
-        return self.sessions.of_id(session_id)
+        return self.sessions.find(session_id) or await self._others.by_id(session_id)
 
     async def rollout_here(self, rollout: str) -> None:
         """Take over an open rollout of a dead gateway; raises ServedElsewhere if another gateway serves it."""
         if not self.sessions.of_rollout(rollout):
             await self._others.by_rollout(rollout)
-
-    async def _sessions_left(self, digest: str) -> list[OpenSession]:
-        found = (self.sessions.find(one) for one in await self._others.by_name(digest))
-        return [one for one in found if one is not None]
-
-    def _restore(self, session: OpenSession) -> None:
-        self.sessions.add(session)
-        self.metrics.count("sessions_taken_over")
 
     async def finish(self, session_id: str, ending: Ending) -> Finished:
         """End a session, and its rollout with the last one. Turns in flight are waited for, then interrupted."""
