@@ -10,7 +10,6 @@ from typing import Any
 from rolltape.errors import BadRequest, ThreadUnsupported
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import (
-    SIGNATURE,
     Fields,
     assistant_message,
     function_tool,
@@ -217,11 +216,6 @@ def _ignored_params(fields: Fields) -> tuple[str, ...]:
     if any(edit.get("keep") != "all" for edit in edits):
         fields.ignore("context_management.edits: the history is read as it is sent")
     return fields.all_ignored(*_WITHOUT_EFFECT)
-
-
-def sign_thinking(reply_id: str) -> str:
-    """The signature of a reply's thinking. Clients send it back, and so identify the reply."""
-    return SIGNATURE + reply_id
 
 
 def _conversation(request: Fields) -> Messages:
