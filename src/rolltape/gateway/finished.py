@@ -1,6 +1,7 @@
-"""Build the rollout of an ended session, equal to what a reader of the tape would get."""
+"""How a session is finished, what its finish returns, and its rollout, equal to what a reader of the tape would get."""
 
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 
 from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status, StopReason
 from rolltape.records.turn import Delivery, Turn
+from rolltape.samples import Linearized
 from rolltape.tape.recording.rollout import RolloutRecorder
 
 
@@ -21,6 +23,25 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: str = "exact"
     samples: bool = True  # whether to return samples now; they can be made from the tape at any time
     drain_s: float = 30.0  # how long turns in flight may still take
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The result of finishing a session, and perhaps its rollout."""
+
+    session: str
+    rollout: str
+    try_index: int
+    group: str
+    rollout_ended: bool  # False if other sessions of it are open
+    turns: int
+    interrupted: int  # turns that took longer than allowed
+    linearized: Linearized | None  # samples and ledger; None if not requested, or if the rollout is still open
+
+    @property
+    def made(self) -> Linearized | None:
+        """The name of `linearized` in 0.1; removed in 0.3."""
+        warnings.warn("Finished.made is now Finished.linearized", DeprecationWarning, stacklevel=2)
+        return self.linearized
 
 
 def rollout_of(recorder: RolloutRecorder, deliveries: Mapping[str, Delivery], ending: Ending) -> Rollout:

@@ -18,7 +18,7 @@ from rolltape.gateway.admin_key import RunningGateway, announced, keep_admin_key
 from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool, LoadedWeights
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
-from rolltape.gateway.finished import Ending
+from rolltape.gateway.finished import Ending, Finished
 from rolltape.gateway.peers import Peer, Siblings, announced_peer
 from rolltape.gateway.prompts import ChatPrompts, TextOnlyPrompts
 from rolltape.gateway.server.accepting import SharedPort
@@ -28,7 +28,7 @@ from rolltape.gateway.server.answering import answering_with, http_log
 from rolltape.gateway.server.forwarding import Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
 from rolltape.gateway.server.health import Health, waiting_app
-from rolltape.gateway.service import Finished, Service
+from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.wire import FoundByUrl, base_urls

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import logging
 import time
-import warnings
 from typing import Any
 
 import msgspec
 
 from rolltape.errors import BadRequest, PolicyError, RecordError, SessionEnded, TapeError
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.finished import Ending, rollout_of
+from rolltape.gateway.finished import Ending, Finished, rollout_of
 from rolltape.gateway.identity import Attempts
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.open_sessions import OpenSessions
@@ -24,7 +23,7 @@ from rolltape.gateway.turn.turn import Turns
 from rolltape.gateway.weights import Weights
 from rolltape.records.policy import cut_policy
 from rolltape.records.rollout import EventKind
-from rolltape.samples import Linearized, linearize
+from rolltape.samples import linearize
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
 from rolltape.tape.recording.tape import Tape
 
@@ -33,25 +32,6 @@ log = logging.getLogger("rolltape.gateway")
 _MOST_REFUSALS = 32  # recorded per session
 _REASON = 2000  # characters
 _MOST_IGNORED = 20  # parameters that the status lists
-
-
-class Finished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The result of finishing a session, and perhaps its rollout."""
-
-    session: str
-    rollout: str
-    try_index: int
-    group: str
-    rollout_ended: bool  # False if other sessions of it are open
-    turns: int
-    interrupted: int  # turns that took longer than allowed
-    linearized: Linearized | None  # samples and ledger; None if not requested, or if the rollout is still open
-
-    @property
-    def made(self) -> Linearized | None:
-        """The name of `linearized` in 0.1; removed in 0.3."""
-        warnings.warn("Finished.made is now Finished.linearized", DeprecationWarning, stacklevel=2)
-        return self.linearized
 
 
 class Service:

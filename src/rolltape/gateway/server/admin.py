@@ -12,12 +12,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
-from rolltape.gateway.finished import Ending
+from rolltape.gateway.finished import Ending, Finished
 from rolltape.gateway.peers import Siblings
 from rolltape.gateway.server.answering import read_body
 from rolltape.gateway.server.forwarding import BODY, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
-from rolltape.gateway.service import Finished, Service
+from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession, SessionSpec
 from rolltape.gateway.wire import base_urls, named_urls
 
