@@ -65,7 +65,8 @@ class EnginePool:
             raise EngineError("a pool of no engines; give at least one")
         self.engines = tuple(engines)
         self.token_faithful = all(engine.token_faithful for engine in engines)
-        self.silent = next((engine.name for engine in engines if not engine.streams), None)  # None if all stream
+        # The name of an engine that does not stream, or None if all do.
+        self.silent_engine = next((engine.name for engine in engines if not engine.streams), None)
         self._members = [_Member(engine, limit or RequestLimit()) for engine in engines]
         self._of_session: dict[str, _Member] = {}
         self._open = asyncio.Event()

@@ -325,7 +325,7 @@ class Turns:
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | PlainText | None":
         """The splitter that finds what can be streamed, or None if the reply is shown when it has ended."""
-        if not turn.request.stream or self._pool.silent is not None:
+        if not turn.request.stream or self._pool.silent_engine is not None:
             return None
         if turn.request.prompt is not None:
             return self._prompts.plain_splitter(turn.sampling.stop or ())
@@ -337,7 +337,7 @@ class Turns:
     @property
     def buffered(self) -> str | None:
         """Why streamed replies are shown only when they have ended, or None if they are shown as they are sampled."""
-        if (silent := self._pool.silent) is not None:
+        if (silent := self._pool.silent_engine) is not None:
             return f"{silent} does not stream token ids"
         return (
             None if self._prompts.streams else f"no safe rule is known where calls begin with {self._prompts.renderer}"
