@@ -254,8 +254,7 @@ def test_a_newer_minor_version_opens_and_its_fields_survive_a_rewrite(tmp_path: 
     about.write_text(about.read_text().replace('"schema": "1.0"', '"schema": "1.7", "colour": "green"'))
     path = journal(tmp_path / "run")
     newer = sqlite3.connect(path)
-    from rolltape.tape.journal.entries import encode_event
-    from rolltape.tape.journal.file import row_crc
+    from rolltape.tape.journal.entries import encode_event, row_crc
 
     ((head,),) = newer.execute("SELECT head FROM rollouts").fetchall()
     head = head[:-1] + b',"mood":{"x":[1]}}'

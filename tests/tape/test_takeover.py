@@ -21,8 +21,9 @@ import rolltape
 from rolltape.errors import DamagedTapeError, RecordError, TakenOverError, TapeWriteError
 from rolltape.records.rollout import Status
 from rolltape.tape import rundir
-from rolltape.tape.journal import fences, file, rows
-from rolltape.tape.journal.file import log_of, row_crc
+from rolltape.tape.journal import fences, file, reading
+from rolltape.tape.journal.entries import row_crc
+from rolltape.tape.journal.file import log_of
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.recording.rollout import RolloutRecorder
@@ -908,7 +909,7 @@ def test_a_fence_that_is_being_written_is_no_damage(tmp_path: Path, monkeypatch:
     left_by_a_dead_process(tmp_path / "run", three_turns)
     (path,) = (tmp_path / "run" / "journals").glob("*.sqlite")
     counts = iter([2, 1])  # frames that are in the log, and that SQLite counts in the next moment
-    monkeypatch.setattr(rows, "unseen_frames", lambda journal: next(counts, None) or unseen_frames(journal))
+    monkeypatch.setattr(reading, "unseen_frames", lambda journal: next(counts, None) or unseen_frames(journal))
     with contextlib.closing(JournalSource(path)) as source:
         assert source.problems() == []
     assert next(counts, None) is None

@@ -15,7 +15,7 @@ from rolltape.samples.summary import summarize
 from rolltape.tape.index import follower
 from rolltape.tape.index.background import fill
 from rolltape.tape.index.index import Index
-from rolltape.tape.journal.file import event_crc
+from rolltape.tape.journal.entries import event_crc
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
 from rolltape.view.served_runs import ServedRun
 from taped import first_turn, next_turn, record_run

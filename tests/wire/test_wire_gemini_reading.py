@@ -12,7 +12,7 @@ from hypothesis import given
 from canned_wire import canned, streamed, whole
 from rolltape.gateway.request import ChatRequest, OutputSchema, ToolChoice
 from rolltape.gateway.wire.gemini.dialect import GEMINI
-from rolltape.gateway.wire.gemini.schemas import to_json_schema
+from rolltape.gateway.wire.gemini.request import to_json_schema
 from rolltape.records.messages import Message, canonical_message
 from wire_bodies import broken, read_or_refused, refusal, reply_messages
 

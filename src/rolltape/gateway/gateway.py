@@ -18,14 +18,17 @@ from rolltape.gateway.admin_key import RunningGateway, announced, keep_admin_key
 from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool, LoadedWeights
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
-from rolltape.gateway.finished import Ending
+from rolltape.gateway.finished import Ending, Finished
 from rolltape.gateway.peers import Peer, Siblings, announced_peer
 from rolltape.gateway.prompts import ChatPrompts, TextOnlyPrompts
 from rolltape.gateway.server.accepting import SharedPort
-from rolltape.gateway.server.app import http_log, make_app
+from rolltape.gateway.server.admin import Admin
+from rolltape.gateway.server.agents import Agents
+from rolltape.gateway.server.answering import answering_with, http_log
 from rolltape.gateway.server.forwarding import Forwarding
-from rolltape.gateway.server.health import waiting_app
-from rolltape.gateway.service import Finished, Service
+from rolltape.gateway.server.guard import GatewayGuard
+from rolltape.gateway.server.health import Health, waiting_app
+from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import EngineWait, OpenSession, SessionSpec
 from rolltape.gateway.settings import GatewaySettings
 from rolltape.gateway.wire import FoundByUrl, base_urls
@@ -211,10 +214,9 @@ class Gateway:
         forwarding = Forwarding(peer, settings.stall_s)
         stack.push_async_callback(forwarding.close)
         siblings = Siblings(self.service.tape.directory, peer, self.worker)
-        app = make_app(self.service, self.admin_key, lambda: self.public_url, forwarding, siblings)
         # At cleanup, turns have ended already; it does not wait for clients that do not read.
         runner = web.AppRunner(
-            app,
+            self._app(forwarding, siblings),
             access_log=None,
             logger=http_log,
             handler_cancellation=True,
@@ -236,6 +238,18 @@ class Gateway:
         self._runner = runner
         # New turns are refused and those in flight drain while the port still answers.
         stack.push_async_callback(self.service.drain)
+
+    def _app(self, forwarding: Forwarding, siblings: Siblings) -> web.Application:
+        """The application with all routes."""
+        service, settings = self.service, self._settings
+        answering = answering_with(service, forwarding.forward)
+        app = web.Application(client_max_size=settings.max_body_mib * 2**20, middlewares=[answering])
+        guard = GatewayGuard(self.admin_key, forwarding.is_forwarded, loopback=is_loopback(settings.host))
+        app.add_routes(Agents(service, guard, forwarding, siblings).routes())
+        app.add_routes(Admin(service, guard, self.public_url, forwarding, siblings).routes())
+        app.add_routes(forwarding.routes())
+        app.add_routes(Health(service).routes())
+        return app
 
     async def _join_siblings(self, siblings: Siblings, forwarding: Forwarding, facts: EngineFacts) -> None:
         """Take the weight version from another worker, else from the engines. At a common start only the first worker

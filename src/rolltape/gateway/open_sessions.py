@@ -25,7 +25,7 @@ from rolltape.gateway.identity import (
     minted_ids,
     session_name,
 )
-from rolltape.gateway.request import ChatRequest
+from rolltape.gateway.request import ChatRequest, auxiliary_reason
 from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork
 from rolltape.gateway.turn.turn import Turns
 from rolltape.records.ids import join_source
@@ -173,7 +173,7 @@ class OpenSessions:
         """The session that a side request is about: a request for a title or a memory quotes the user's text."""
         text = "\n".join(content_text(one.get("content")) for one in request.messages if one["role"] == "user")
         latest = self._latest.get(key)
-        if latest is None or not self._turns.is_auxiliary(latest, request):
+        if latest is None or auxiliary_reason(request, latest.task_instructions) is None:
             return None
         recent = itertools.islice(reversed(self._entries.values()), _LIKE)
         quoted = (one for one in recent if one.key == key and one.opening and one.opening in text)

@@ -9,18 +9,18 @@ import contextlib
 import logging
 import re
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rolltape.errors import NoSuchSession, RecordError, SessionEnded
+from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.peers import ServedElsewhere, find_peer, forget_peer
-from rolltape.gateway.request import ChatRequest, instructions_of
-from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, SessionSpec, key_digest
+from rolltape.gateway.request import instructions_of
+from rolltape.gateway.sessions import OF_ROLLOUT, OpenSession, Sessions, SessionSpec, key_digest
 from rolltape.records.ids import session_id
-from rolltape.records.turn import Delivery, Finish, Turn
+from rolltape.records.turn import Delivery, Finish
 from rolltape.tape.journal.file import described, is_alive
 from rolltape.tape.journal.left_open import FOUND_BY, LeftSession, OtherWriters, writer_tag
 from rolltape.tape.recording.rollout import RolloutRecorder
@@ -47,18 +47,19 @@ def head_extra(spec: SessionSpec, *found_by: str) -> dict[str, Any]:
 class OtherSessions:
     """Finds sessions of other gateways by key, id or name, and takes them over if their gateway has died."""
 
-    def __init__(self, tape: Tape, fingerprint: str | None, restore: Callable[[OpenSession], None]) -> None:
-        """`restore` adds a session that was taken over."""
+    def __init__(self, tape: Tape, fingerprint: str | None, sessions: Sessions, metrics: Metrics) -> None:
+        """Sessions that are taken over are added to `sessions`."""
         self._tape = tape
         self._own = tape.writer
         self._fingerprint = fingerprint
-        self._restore = restore
+        self._sessions = sessions
+        self._metrics = metrics
         self._writers = OtherWriters(tape.directory, self._own)
         self._owners: dict[Key, Path] = {}  # the journals of the writers that took a rollout over
         self._taking: dict[Key, asyncio.Future[None]] = {}
 
-    async def by_key(self, key: str) -> str | None:
-        """Open the session of a key here and return its id; None if the key opens no session.
+    async def by_key(self, key: str) -> OpenSession | None:
+        """Open the session of a key here and return it; None if the key opens no session.
 
         Raises ServedElsewhere if its gateway is alive, SessionEnded if it takes no more turns.
         """
@@ -71,8 +72,8 @@ class OtherSessions:
         left = (await self._found(path, key_digest(key)))[-1:]
         return await self._served(left[0]) if left else None
 
-    async def by_name(self, digest: str) -> list[str]:
-        """Open the sessions here that dead gateways had open under a digest, and return their ids."""
+    async def by_name(self, digest: str) -> list[OpenSession]:
+        """Open the sessions here that dead gateways had open under a digest, and return them."""
         found = [one for path in self._writers.dead() for one in await self._found(path, digest)]
         served = []
         for one in found:
@@ -82,13 +83,13 @@ class OtherSessions:
                 continue
         return served
 
-    async def by_id(self, wanted: str) -> None:
-        """Open a session here; raises NoSuchSession, or ServedElsewhere if its gateway is alive."""
+    async def by_id(self, wanted: str) -> OpenSession:
+        """Open a session here and return it; raises NoSuchSession, or ServedElsewhere if its gateway is alive."""
         parsed = _SESSION_ID.fullmatch(wanted)
         if parsed is None:
             raise NoSuchSession(f"no open session {wanted}; GET /sessions lists those there are")
         try:
-            await self._served(LeftSession(parsed[1], int(parsed[2]), int(parsed[3]), None))
+            return await self._served(LeftSession(parsed[1], int(parsed[2]), int(parsed[3]), None))
         except SessionEnded as error:
             raise NoSuchSession(f"no open session {wanted}: {error}") from error
 
@@ -105,8 +106,8 @@ class OtherSessions:
             left = await asyncio.to_thread(self._writers.left_open, path)
         return left.sessions.get(digest, [])
 
-    async def _served(self, left: LeftSession) -> str:
-        """Take over a session's rollout, unless another gateway has. Return the session's id once it is open here."""
+    async def _served(self, left: LeftSession) -> OpenSession:
+        """Take over a session's rollout, unless another gateway has. Return the session once it is open here."""
         own_id = session_id(left.rollout, left.try_index, left.ordinal)
         for _ in range(_TRIES):
             taken_by = self._owners.get(left.key)
@@ -118,7 +119,7 @@ class OtherSessions:
             if owner.writer == self._own:
                 if left.key in self._taking:
                     await asyncio.wait({self._taking[left.key]})
-                return own_id
+                return self._opened(own_id)
             if is_alive(owner.path):
                 self._owners[left.key] = owner.path
                 continue
@@ -130,8 +131,14 @@ class OtherSessions:
                 log.info("session %s: %s", own_id, error)  # another gateway was faster, and is found in the next round
             else:
                 forget_peer(self._tape.directory.path, owner.writer)
-                return own_id
+                return self._opened(own_id)
         raise ServedElsewhere(f"session {own_id} cannot be taken over now; ask again", None)
+
+    def _opened(self, own_id: str) -> OpenSession:
+        session = self._sessions.find(own_id)
+        if session is None:
+            raise SessionEnded(f"session {own_id} has ended")
+        return session
 
     async def _take(self, key: Key) -> None:
         """Take over a rollout with all its sessions, once for all simultaneous requests."""
@@ -144,7 +151,8 @@ class OtherSessions:
     async def _taken(self, key: Key) -> None:
         rollout, sessions = await asyncio.to_thread(self._rebuilt, key)
         for session in sessions:
-            self._restore(session)
+            self._sessions.add(session)
+            self._metrics.count("sessions_taken_over")
         log.warning("rollout %s (try %s): taken over with %s sessions", rollout.id, rollout.try_index, len(sessions))
 
     def _rebuilt(self, key: Key) -> tuple[RolloutRecorder, list[OpenSession]]:
@@ -177,13 +185,9 @@ def _restored(rollout: RolloutRecorder, recorder: SessionRecorder, deliveries: d
             is_repeat = request in unanswered
             session.turns += not is_repeat
             if session.task_instructions is None:
-                session.task_instructions = _instructions(turn)
+                session.task_instructions = instructions_of(turn.prompt_messages)
         if request[0]:
             is_given_up = turn.facts.finish in (Finish.ABORT, Finish.ERROR)
             (unanswered.add if is_given_up else unanswered.discard)(request)
-            session.recent.add_recorded(bytes.fromhex(request[0]), request[1], turn)
+            session.recent.add(bytes.fromhex(request[0]), request[1], turn)
     return session
-
-
-def _instructions(turn: Turn) -> str:
-    return instructions_of(ChatRequest(api="", model="", messages=turn.prompt_messages))

@@ -49,17 +49,11 @@ class ServedElsewhere(GatewayError):
 
 
 @contextlib.contextmanager
-def announced_peer(run: Path, writer: str, place: WorkerPlace | None = None) -> Iterator[Peer]:
+def announced_peer(run: Path, writer: str, place: WorkerPlace | None) -> Iterator[Peer]:
     """Announce this gateway to the run's other gateways within the block. The caller opens its socket at the path."""
     folder = Path(tempfile.mkdtemp(prefix="rolltape-"))  # a socket's path has at most about 100 characters
-    peer = Peer(
-        writer,
-        str(folder / "gateway"),
-        secrets.token_urlsafe(24),
-        socket.gethostname(),
-        None if place is None else place.group,
-        0 if place is None else place.number,
-    )
+    group, number = (None, 0) if place is None else (place.group, place.number)
+    peer = Peer(writer, str(folder / "gateway"), secrets.token_urlsafe(24), socket.gethostname(), group, number)
     path = _file(run, writer)
     try:
         make_private_folder(path.parent, parents=False)

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -130,6 +130,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     strict_tools: frozenset[str] = frozenset()  # tools whose arguments must follow their schema
     # A digest of each message, or of the given prompt, for comparisons; () before they are made.
     message_keys: tuple[bytes, ...] = ()
+    digest: bytes = b""  # by which a retry is recognized; b"" before it is made
     body_bytes: int = 0  # of the raw request
     raw: dict[str, Any] | None = None  # the unchanged body of Chat Completions, for a hosted endpoint; else None
     repaired: bool = False  # text that was not valid Unicode was replaced
@@ -139,20 +140,13 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         """All tools that the model may call."""
         return [*(self.tools or ()), *self.deferred_tools] or None
 
-    @property
-    def digest(self) -> bytes:
-        """The digest by which a retry is recognized, also with its fields in another order or without streaming."""
+    def with_digest(self) -> "ChatRequest":
+        """The request with its digest, which is the same with its fields in another order or without streaming."""
         # Codex (0.166) shuffles fields each time. Claude Code (2.1) retries without a stream after one broke.
-        as_told = {
-            "client": "",
-            "body_bytes": 0,
-            "raw": None,
-            "ignored_params": (),
-            "stream": False,
-            "include_usage": True,
-        }
-        rest = msgspec.structs.replace(self, messages=[], prompt=None, message_keys=(), **as_told)
-        return blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
+        rest = msgspec.structs.replace(self, messages=[], prompt=None, message_keys=(), digest=b"", client="", raw=None)
+        rest = msgspec.structs.replace(rest, body_bytes=0, ignored_params=(), stream=False, include_usage=True)
+        digest = blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
+        return msgspec.structs.replace(self, digest=digest)
 
     def for_choice(self, choice: int) -> "ChatRequest":
         """The request for one of its replies, with a seed of its own: with the same seed all would be equal."""
@@ -210,26 +204,30 @@ def auxiliary_reason(request: ChatRequest, task_instructions: str | None) -> str
     """
     if request.sampling.max_tokens == 0:
         return "probe"
-    instructions = instructions_of(request)
+    instructions = instructions_of(request.messages)
     is_aside = task_instructions is not None and instructions != task_instructions
     if is_aside and _MEMORY.search(instructions[:_OPENING]):
         return "memory extraction"
     if request.tools or any(message["role"] == "assistant" for message in request.messages):
         return None
-    if request.sampling.max_tokens == 1 and len(request.messages) == 1 and _text(request, "user").strip() in _PROBES:
+    if (
+        request.sampling.max_tokens == 1
+        and len(request.messages) == 1
+        and _text(request.messages, "user").strip() in _PROBES
+    ):
         return "probe"
     if len(instructions) < _INSTRUCTIONS and _TITLE.search(instructions):
         return "session title"
     return None
 
 
-def instructions_of(request: ChatRequest) -> str:
-    """The text of a request's system messages."""
-    return _text(request, "system") or _text(request, "developer")
+def instructions_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the system messages."""
+    return _text(messages, "system") or _text(messages, "developer")
 
 
-def _text(request: ChatRequest, role: str) -> str:
-    return "\n".join(content_text(message.get("content")) for message in request.messages if message["role"] == role)
+def _text(messages: Sequence[Mapping[str, Any]], role: str) -> str:
+    return "\n".join(content_text(message.get("content")) for message in messages if message["role"] == role)
 
 
 _CHEAP = 100_000  # characters that are tokenized in a few hundredths of a second

@@ -23,7 +23,7 @@ def serve_gateway(
     run: Path,
     model: Path | None,
     settings: GatewaySettings,
-    workers: int = 1,
+    workers: int,
 ) -> int:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends at once. Prints the address to standard output.
 

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import logging
 import time
-import warnings
 from typing import Any
 
 import msgspec
 
 from rolltape.errors import BadRequest, PolicyError, RecordError, SessionEnded, TapeError
 from rolltape.gateway.engines.pool import EnginePool
-from rolltape.gateway.finished import Ending, rollout_of
+from rolltape.gateway.finished import Ending, Finished, rollout_of
 from rolltape.gateway.identity import Attempts
 from rolltape.gateway.metrics import Metrics
 from rolltape.gateway.open_sessions import OpenSessions
@@ -24,7 +23,7 @@ from rolltape.gateway.turn.turn import Turns
 from rolltape.gateway.weights import Weights
 from rolltape.records.policy import cut_policy
 from rolltape.records.rollout import EventKind
-from rolltape.samples import Linearized, linearize
+from rolltape.samples import linearize
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
 from rolltape.tape.recording.tape import Tape
 
@@ -33,25 +32,6 @@ log = logging.getLogger("rolltape.gateway")
 _MOST_REFUSALS = 32  # recorded per session
 _REASON = 2000  # characters
 _MOST_IGNORED = 20  # parameters that the status lists
-
-
-class Finished(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The result of finishing a session, and perhaps its rollout."""
-
-    session: str
-    rollout: str
-    try_index: int
-    group: str
-    rollout_ended: bool  # False if other sessions of it are open
-    turns: int
-    interrupted: int  # turns that took longer than allowed
-    linearized: Linearized | None  # samples and ledger; None if not requested, or if the rollout is still open
-
-    @property
-    def made(self) -> Linearized | None:
-        """The name of `linearized` in 0.1; removed in 0.3."""
-        warnings.warn("Finished.made is now Finished.linearized", DeprecationWarning, stacklevel=2)
-        return self.linearized
 
 
 class Service:
@@ -87,8 +67,8 @@ class Service:
         self.draining = False
         self._hurried = False
         attempts = Attempts(tape, model_name)
-        self.open_sessions = OpenSessions(self.turns, self.open_session, self._sessions_left, attempts)
-        self._others = OtherSessions(tape, prompts.fingerprint, self._restore)
+        self._others = OtherSessions(tape, prompts.fingerprint, self.sessions, self.metrics)
+        self.open_sessions = OpenSessions(self.turns, self.open_session, self._others.by_name, attempts)
         self._rewarded: dict[str, Ending] = {}  # by rollout: the ending with a reward of a session before the last one
 
     def open_session(self, spec: SessionSpec, *found_by: str) -> OpenSession:
@@ -135,30 +115,16 @@ class Service:
 
         Raises SessionEnded if it is closed, ServedElsewhere if another gateway serves it.
         """
-        other = None if self.draining else await self._others.by_key(key)
-        found = None if other is None else self.sessions.of_key(key)
-        if other is not None and found is None:
-            raise SessionEnded(f"session {other} has ended")
-        return found
+        return None if self.draining else await self._others.by_key(key)
 
     async def session_of_id(self, session_id: str) -> OpenSession:
         """The session with this id, taken over in the same way; raises NoSuchSession."""
-        if self.sessions.find(session_id) is None:
-            await self._others.by_id(session_id)
-        return self.sessions.of_id(session_id)
+        return self.sessions.find(session_id) or await self._others.by_id(session_id)
 
     async def rollout_here(self, rollout: str) -> None:
         """Take over an open rollout of a dead gateway; raises ServedElsewhere if another gateway serves it."""
         if not self.sessions.of_rollout(rollout):
             await self._others.by_rollout(rollout)
-
-    async def _sessions_left(self, digest: str) -> list[OpenSession]:
-        found = (self.sessions.find(one) for one in await self._others.by_name(digest))
-        return [one for one in found if one is not None]
-
-    def _restore(self, session: OpenSession) -> None:
-        self.sessions.add(session)
-        self.metrics.count("sessions_taken_over")
 
     async def finish(self, session_id: str, ending: Ending) -> Finished:
         """End a session, and its rollout with the last one. Turns in flight are waited for, then interrupted."""

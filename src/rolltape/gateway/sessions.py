@@ -106,30 +106,18 @@ class SessionWork:
 
 
 class RecentTurns:
-    """The latest turns of a session, by the digests of their requests."""
+    """The latest turns of a session, by the digests of their requests. Those of an earlier gateway are as recorded."""
 
     def __init__(self) -> None:
-        self._latest: dict[bytes, dict[int, GatewayTurn]] = {}  # by request, and by the number of the reply
-        self._recorded: dict[tuple[bytes, int], Turn] = {}  # recorded by an earlier gateway, likewise
+        self._latest: dict[bytes, dict[int, GatewayTurn | Turn]] = {}  # by request, and by the number of the reply
 
-    def find(self, digest: bytes, choice: int) -> GatewayTurn | None:
+    def find(self, digest: bytes, choice: int) -> GatewayTurn | Turn | None:
         return self._latest.get(digest, {}).get(choice)
 
-    def add(self, digest: bytes, choice: int, turn: GatewayTurn) -> None:
+    def add(self, digest: bytes, choice: int, turn: GatewayTurn | Turn) -> None:
         self._latest[digest] = self._latest.pop(digest, {}) | {choice: turn}
         while len(self._latest) > _REMEMBERED:
             del self._latest[next(iter(self._latest))]
-
-    def add_recorded(self, digest: bytes, choice: int, turn: Turn) -> None:
-        """Add a turn that an earlier gateway recorded."""
-        self._recorded.pop((digest, choice), None)
-        self._recorded[digest, choice] = turn
-        while len(self._recorded) > _REMEMBERED:
-            del self._recorded[next(iter(self._recorded))]
-
-    def take_recorded(self, digest: bytes, choice: int) -> Turn | None:
-        """Return and remove such a turn; the caller adds the turn restored from it."""
-        return self._recorded.pop((digest, choice), None)
 
     def forget(self, turn: GatewayTurn) -> None:
         """Remove a turn, so that no retry finds it."""
@@ -142,7 +130,6 @@ class RecentTurns:
     def clear(self) -> None:
         """Remove all turns, which breaks a reference cycle with the session."""
         self._latest.clear()
-        self._recorded.clear()
 
 
 class OpenSession:

@@ -17,11 +17,11 @@ AskWorkers = Callable[[str, dict[str, Any]], Awaitable[list[dict[str, Any]]]]  #
 class Weights:
     """The weight version of the engines, and its changes."""
 
-    def __init__(self, pool: EnginePool, announce: Callable[[str], None], version: str | None = None) -> None:
+    def __init__(self, pool: EnginePool, announce: Callable[[str], None]) -> None:
         self._pool = pool
         self._announce = announce
         self._changing = asyncio.Lock()  # one change at a time: replies must not continue while engines load
-        self.version = version  # None if unknown
+        self.version: str | None = None  # None if unknown
         self.changes = 0  # how often generating was paused or resumed
 
     async def pause(self) -> int:

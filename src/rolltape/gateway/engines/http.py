@@ -300,20 +300,4 @@ class ModelCards(msgspec.Struct):
     data: list[ModelCard] = []
 
 
-class PromptDetails(msgspec.Struct):
-    """The `prompt_tokens_details` of OpenAI's usage."""
-
-    cached_tokens: int | None = None
-
-
-class PromptUsage(msgspec.Struct):
-    """The part of OpenAI's usage that is about the prompt."""
-
-    prompt_tokens_details: PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
-
-
 MODEL_CARDS = msgspec.json.Decoder(ModelCards)

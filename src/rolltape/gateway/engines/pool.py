@@ -63,6 +63,10 @@ class EnginePool:
         """`limit` applies to each engine separately."""
         if not engines:
             raise EngineError("a pool of no engines; give at least one")
+        self.engines = tuple(engines)
+        self.token_faithful = all(engine.token_faithful for engine in engines)
+        # The name of an engine that does not stream, or None if all do.
+        self.silent_engine = next((engine.name for engine in engines if not engine.streams), None)
         self._members = [_Member(engine, limit or RequestLimit()) for engine in engines]
         self._of_session: dict[str, _Member] = {}
         self._open = asyncio.Event()
@@ -74,22 +78,14 @@ class EnginePool:
         self._watching: asyncio.Task[None] | None = None
 
     @property
-    def engines(self) -> tuple[Engine, ...]:
-        return tuple(member.engine for member in self._members)
-
-    @property
     def applies(self) -> frozenset[str]:
         """The sampling parameters that all engines apply."""
-        return frozenset.intersection(*(member.engine.applies for member in self._members))
+        return frozenset.intersection(*(engine.applies for engine in self.engines))
 
     @property
     def abilities(self) -> frozenset[Ability]:
         """The abilities for constraints that all engines have."""
-        return frozenset.intersection(*(member.engine.abilities for member in self._members))
-
-    @property
-    def token_faithful(self) -> bool:
-        return all(member.engine.token_faithful for member in self._members)
+        return frozenset.intersection(*(engine.abilities for engine in self.engines))
 
     @property
     def context(self) -> int | None:

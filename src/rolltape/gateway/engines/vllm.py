@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rolltape.errors import EngineFault
-from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, PromptUsage, decoded, event_error
+from rolltape.gateway.engines.http import MODEL_CARDS, HttpEngine, decoded, event_error
 from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import (
     FINISHES,
@@ -47,9 +47,21 @@ class _WeightInfo(msgspec.Struct):
     weight_version: str
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _PromptUsage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+
+
 class _StreamEvent(msgspec.Struct):
     choices: list[_StreamChoice] = []
-    usage: PromptUsage | None = None
+    usage: _PromptUsage | None = None
     error: Any = None
 
 

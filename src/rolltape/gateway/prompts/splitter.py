@@ -99,12 +99,11 @@ class ReplySplitter:
 
     def __init__(self, rules: SplitRules, thinking_begun: bool, stop_strings: Sequence[str]) -> None:
         """`thinking_begun`: the prompt has opened the thinking. `stop_strings` may end the reply."""
-        stops = tuple(stop for stop in stop_strings if stop)
         self._rules = rules
         self._part = ReplyPart.THINKING if thinking_begun else ReplyPart.OPENING
         self._utf8 = _Utf8(errors="replace")
         self._undecided = ""  # text that may begin a spelled mark
-        self._reasoning, self._text = _Shown(stops), _Shown(stops)
+        self._reasoning, self._text = (_Shown(stop_strings, strips=True) for _ in range(2))
         self._calls: list[str] = []  # all text from the first mark of a call on
         self._ended = False  # by a stop id
         self._ids = 0
@@ -258,35 +257,35 @@ class PlainText:
     def __init__(self, tokenizer: FolderTokenizer, stop_ids: Sequence[int], stop_strings: Sequence[str]) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._stop_ids = frozenset(stop_ids)
-        self._stops = tuple(stop for stop in stop_strings if stop)
         self._utf8 = _Utf8(errors="replace")
-        self._held = ""  # the withheld text after the shown text
-        self._ended = False
-        self.text = ""
+        self._text = _Shown(stop_strings, strips=False)
+        self._ended = False  # by a stop id
+
+    @property
+    def text(self) -> str:
+        """The text that can be shown so far. It only grows."""
+        return self._text.shown
 
     def add(self, ids: Sequence[int]) -> None:
         """Read the ids sampled since the last call."""
         if self._ended:
             return
         end = next((at for at, token in enumerate(ids) if token in self._stop_ids), None)
-        held = self._held + self._utf8.decode(b"".join(map(self._token_bytes, ids[:end])))
-        at, stop = _first(held, self._stops)
-        self._ended = end is not None or stop is not None
-        # As in `_Shown`, the text is extended in place.
-        text, self.text = self.text, ""
-        text += held[:at]
-        self.text, self._held = text, held[at:]
+        self._text.add(self._utf8.decode(b"".join(map(self._token_bytes, ids[:end]))))
+        self._ended = end is not None
 
 
 class _Shown:
     """A growing text, and the part of it that can be shown.
 
-    White space at either end is never shown, nor a stop string and what follows it, nor a possible beginning of one.
+    A stop string and what follows it is never shown, nor a possible beginning of one, nor, with `strips`, white space
+    at either end.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
-        self._longest = max(map(len, stops), default=0)
+    def __init__(self, stop_strings: Sequence[str], *, strips: bool) -> None:
+        self._stops = tuple(stop for stop in stop_strings if stop)
+        self._longest = max(map(len, self._stops), default=0)
+        self._strips = strips
         self._held = ""  # the withheld text after the shown text
         self._is_blank = True  # the withheld text is only white space
         self._stopped = False
@@ -299,7 +298,7 @@ class _Shown:
             return
         at, stop = _first(self._held, self._stops, known)
         self._stopped = stop is not None
-        if stop is None and self._is_blank and text.isspace():
+        if stop is None and self._strips and self._is_blank and text.isspace():
             return  # nothing can be shown yet
         self._show(at)
         self._is_blank = not self._held.strip()
@@ -318,13 +317,13 @@ class _Shown:
         return self.shown if self._stopped else f"{self.shown}{self._held}".strip()
 
     def _show(self, end: int) -> None:
-        text = self._held[:end].rstrip()
+        text = self._held[:end].rstrip() if self._strips else self._held[:end]
         if not text:
             return
         self._held = self._held[len(text) :]
         # Python extends a string in place if nothing else refers to it, so this costs time only for the new part.
         shown, self.shown = self.shown, ""
-        shown += text if shown else text.lstrip()
+        shown += text if shown or not self._strips else text.lstrip()
         self.shown = shown
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,12 +12,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
-from rolltape.gateway.finished import Ending
+from rolltape.gateway.finished import Ending, Finished
 from rolltape.gateway.peers import Siblings
 from rolltape.gateway.server.answering import read_body
 from rolltape.gateway.server.forwarding import BODY, Forwarding
 from rolltape.gateway.server.guard import GatewayGuard
-from rolltape.gateway.service import Finished, Service
+from rolltape.gateway.service import Service
 from rolltape.gateway.sessions import OpenSession, SessionSpec
 from rolltape.gateway.wire import base_urls, named_urls
 
@@ -65,7 +65,7 @@ class Admin:
         self,
         service: Service,
         guard: GatewayGuard,
-        public_url: Callable[[], str],
+        public_url: str,
         forwarding: Forwarding,
         siblings: Siblings,
     ) -> None:
@@ -104,8 +104,7 @@ class Admin:
         elif not self._forwarding.is_forwarded(request):
             self._siblings.check_next()
         session = self._service.open_session(spec)
-        url = self._public_url()
-        urls = {"base_url": url, **named_urls(base_urls(url, session.key))}
+        urls = {"base_url": self._public_url, **named_urls(base_urls(self._public_url, session.key))}
         return _json({"schema": SCHEMA, **described(session), "key": session.key, **urls})
 
     async def _list(self, request: web.Request) -> web.Response:

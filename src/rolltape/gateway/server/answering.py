@@ -25,6 +25,7 @@ from rolltape.gateway.wire.protocol import Dialect
 
 gateway_log = logging.getLogger("rolltape.gateway")
 log = logging.getLogger("rolltape.access")
+http_log = logging.getLogger("rolltape.http")  # for connections whose requests cannot be parsed
 
 # Set on a request for the answer and the log line if it fails.
 DIALECT: web.RequestKey[Dialect] = web.RequestKey("dialect", Dialect)
@@ -44,6 +45,17 @@ OffLoop = Callable[..., Awaitable[bytes]]
 # Forwards a request to the gateway that serves its session.
 Forward = Callable[[web.Request, ServedElsewhere], Awaitable[web.StreamResponse]]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _hide_bytes(record: logging.LogRecord) -> bool:
+    """Remove the bytes that aiohttp could not parse, since they may contain a key. Drop records of clients that left,
+    which are logged elsewhere."""
+    left = record.exc_info is not None and isinstance(record.exc_info[1], ConnectionResetError)
+    record.exc_info = record.exc_text = None
+    return not left
+
+
+http_log.addFilter(_hide_bytes)
 
 
 def answering_with(service: Service, forward: Forward) -> Middleware:

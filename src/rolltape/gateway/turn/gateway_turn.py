@@ -51,24 +51,26 @@ class Shown(NamedTuple):
 class GatewayTurn:
     """One turn in the making, and the clients that wait for it."""
 
-    def __init__(self, session: "OpenSession", request: ChatRequest) -> None:
+    def __init__(
+        self, session: "OpenSession", request: ChatRequest, choice: int = 0, resumes: "GatewayTurn | None" = None
+    ) -> None:
         self.id = secrets.token_hex(12)  # in the reply's ids, and so in its echo
         self.session = session
         self.request = request
         self.state = TurnState.RECEIVED
         self.received_at = time.time()
         self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
-        self.digest = b""  # of the unchanged request
-        self.choice = 0  # the number of this reply among those of the request
-        self.resumes: GatewayTurn | None = None  # the interrupted turn that this retry continues
+        self.choice = choice  # the number of this reply among those of the request
+        self.resumes = resumes  # the interrupted turn that this retry continues
         self.ignored_params = request.ignored_params
-        self._siblings: Sequence[GatewayTurn] = ()  # the turns of its request, if it asked for several replies
+        self.siblings: Sequence[GatewayTurn] = ()  # the turns of its request, if it asked for several replies
         # from PROMPTED on
         self.place: HistoryMatch
         self.prompt: Prompt
         self.prompt_tokens = 0
         self.held_tokens = 0  # tokens of the prompt that an earlier turn already held
         self.thinking: bool | None = None
+        self.decided: SamplingParams  # only those that the agent, the session or the gateway set
         self.sampling: SamplingParams  # as applied
         self.max_reply_tokens = 0
         self.constraint: Constraint | None = None  # that the engine is to enforce
@@ -122,7 +124,7 @@ class GatewayTurn:
     @property
     def finish(self) -> Finish:
         """How the reply ended, as its client sees it."""
-        return self.outcome.delivered_finish
+        return self.outcome.finish if self.outcome.kept_ids is None else Finish.STOP
 
     @property
     def stop_string(self) -> str | None:
@@ -199,11 +201,7 @@ class GatewayTurn:
     @property
     def choices(self) -> "Sequence[GatewayTurn]":
         """The turns of its request, one for each requested reply."""
-        return self._siblings or (self,)
-
-    def ask_with(self, siblings: "Sequence[GatewayTurn]") -> None:
-        """Set the turns of the same request."""
-        self._siblings = siblings
+        return self.siblings or (self,)
 
     def start(self, work: "asyncio.Task[None]", over: "Callable[[GatewayTurn], None]") -> None:
         """Set the task that makes the reply. `over` is called when it has ended and no client waits any more."""
@@ -211,7 +209,7 @@ class GatewayTurn:
         work.add_done_callback(lambda _: self._settle())
 
     def restore(self, recorded: Turn, message: dict[str, Any] | None, over: "Callable[[GatewayTurn], None]") -> None:
-        """Become a turn that an earlier gateway recorded, for a client's retry. Set `resumes` first."""
+        """Become a turn that an earlier gateway recorded, for a client's retry."""
         facts, extra = recorded.facts, recorded.facts.extra
         self.id = extra.get("reply_id", self.id)
         self.recorded, self.auxiliary, self.is_restored = recorded, facts.auxiliary, True
@@ -282,6 +280,11 @@ class GatewayTurn:
         return self.state is TurnState.DURABLE and self.failure is None and self.outcome.message is not None
 
     @property
+    def sampled_some(self) -> bool:
+        """Whether the turn is on the tape with a part of a reply, perhaps of an earlier turn that it resumed."""
+        return self.state is TurnState.DURABLE and len(self.recorded.tokens) > self.prompt_tokens
+
+    @property
     def undelivered(self) -> bool:
         """Whether no client got the reply and none waits for it."""
         return self._waiting == 0 and self.delivery is not Delivery.DELIVERED
@@ -348,8 +351,8 @@ def restored_turn(
         chain.append(turns[parse_turn_id(resumed).sequence])
     earlier: GatewayTurn | None = None
     for one in reversed(chain):
-        turn = GatewayTurn(session, request)
-        turn.resumes, turn.spell, turn.token_details = earlier, prompts.spell, request.token_details
+        turn = GatewayTurn(session, request, resumes=earlier)
+        turn.spell, turn.token_details = prompts.spell, request.token_details
         turn.restore(one, _recorded_message(turn, one, prompts), over)
         earlier = turn
     return turn

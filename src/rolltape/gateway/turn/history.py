@@ -52,20 +52,20 @@ class HistoryMatch(NamedTuple):
 
 
 def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
-    """A request with tool results in the order of their calls, the keys of its messages, and the size of its body."""
+    """A request with tool results in the order of their calls, the keys of its messages, and its digest."""
     messages = in_call_order(ask.messages)
     keys = tuple(map(_key, messages))
     if ask.prompt is not None:
         keys = (_key((ask.prompt.text, ask.prompt.ids, ask.prompt.add_special_tokens)),)
-    return msgspec.structs.replace(ask, messages=messages, message_keys=keys, body_bytes=body_bytes)
+    return msgspec.structs.replace(ask, messages=messages, message_keys=keys, body_bytes=body_bytes).with_digest()
 
 
 class History:
     """The live tree of one session: searched before each turn, extended after it."""
 
-    def __init__(self, *, tool_ids_matter: bool = False, deliveries: Mapping[str, Delivery] | None = None) -> None:
+    def __init__(self, *, tool_ids_matter: bool, deliveries: Mapping[str, Delivery]) -> None:
         """`deliveries` has the known deliveries by turn id."""
-        self._deliveries = {} if deliveries is None else deliveries
+        self._deliveries = deliveries
         self._tree = Tree(tool_ids_matter=tool_ids_matter)
         self._starts: dict[int, _Starts | None] = {}  # by sequence number; None if unknown
         self._rendered: tuple[Turn | None, tuple[int, ...]] = (None, ())  # the last turn rendered in full, its starts

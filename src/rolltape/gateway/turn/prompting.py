@@ -40,6 +40,12 @@ class Prompt(NamedTuple):
         return len(self.ids) - len(self.new.ids)
 
     @property
+    def covered_tokens(self) -> int:
+        """How many tokens have their routed experts on the tape already; the engine need not send those again."""
+        experts = None if self.after is None else self.after.side.get("routed_experts")
+        return 0 if experts is None else experts.stop
+
+    @property
     def how(self) -> str:
         """How it was made: `bridged`, `rendered` in full, `spliced` with the start of an earlier prompt, or `given`."""
         if self.given:

@@ -36,11 +36,6 @@ class ReplyOutcome(NamedTuple):
     # with a part of it can be matched.
     seen_coming: dict[str, Any] | None = None
 
-    @property
-    def delivered_finish(self) -> Finish:
-        """How the reply ended, as its client sees it."""
-        return self.finish if self.kept_ids is None else Finish.STOP
-
 
 def decide_finish(parts: Sequence[PartialGeneration], max_tokens: int) -> Finish:
     """How a reply ended: as its last part did, or by length if that was aborted at the limit of tokens."""
@@ -208,7 +203,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
     request, prompt, outcome = turn.request, turn.prompt, turn.outcome
     last = turn.reply.parts[-1] if turn.reply.parts else None
     facts = {
-        "request": turn.digest.hex(),  # by which a later gateway finds the turn for a retry
+        "request": turn.request.digest.hex(),  # by which a later gateway finds the turn for a retry
         "choice": turn.choice,
         "reply_id": turn.id,
         "held_tokens": turn.held_tokens,

@@ -2,7 +2,6 @@
 
 import random
 import re
-import time
 from collections.abc import Callable
 
 from rolltape.errors import EngineError, EngineFailed, EngineFault, EngineUnreachable, PromptTooLong, RequestRefused
@@ -29,14 +28,14 @@ _PICK_EVERY_S = 0.5  # while no engine is up; the pool probes them meanwhile
 class Retries:
     """The errors of the engines of one turn since the last sampled token."""
 
-    def __init__(self, patience: Patience, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, patience: Patience, now: Callable[[], float]) -> None:
         self._patience = patience
         self._now = now
         self._since: float | None = None  # the first error; None if there was none
         self._errors = 0
         self._faults = 0  # errors without a status, which waiting does not fix
 
-    def next_pause_s(self, error: EngineError, move: Callable[[], bool] = lambda: False) -> float:
+    def next_pause_s(self, error: EngineError, move: Callable[[], bool]) -> float:
         """How long to wait before the next retry; raises EngineFailed if there is none.
 
         `move` assigns the session to another engine and returns whether there is one; that one did not ask to wait.

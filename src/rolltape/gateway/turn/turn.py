@@ -31,7 +31,6 @@ from rolltape.gateway.request import (
     GivenPrompt,
     SamplingParams,
     TokenDetails,
-    auxiliary_reason,
     instructions_of,
 )
 from rolltape.gateway.settings import GatewaySettings
@@ -92,7 +91,7 @@ class Turns:
                 turn.leave()
             raise next(one for one in found if isinstance(one, BaseException))
         for turn in turns:
-            turn.ask_with(turns)
+            turn.siblings = turns
         return turns
 
     async def _submit(
@@ -115,27 +114,25 @@ class Turns:
             if known.has_reply:
                 return known
             earlier = known
-        turn = GatewayTurn(session, request.for_choice(choice))
-        turn.digest, turn.choice = request.digest, choice
-        turn.resumes = earlier if earlier is not None and _sampled_some(earlier) else None
+        resumes = earlier if earlier is not None and earlier.sampled_some else None
+        turn = GatewayTurn(session, request.for_choice(choice), choice, resumes)
         counts = earlier is None and turn.auxiliary is None
         session.begin(turn, counts=counts)
         if counts and session.task_instructions is None:
-            session.task_instructions = instructions_of(request)
+            session.task_instructions = instructions_of(request.messages)
         work = asyncio.ensure_future(self._take(turn, counts=counts))
         turn.start(work, self._over)
-        session.recent.add(turn.digest, choice, turn)
+        session.recent.add(request.digest, choice, turn)
         return turn
 
     def find_repeated(
         self, session: "OpenSession", request: ChatRequest, choice: int = 0, *, is_retry: bool
     ) -> GatewayTurn | None:
         """The turn that a request retries: the request has a retry header, or no client got the reply."""
-        digest = request.digest
-        found = session.recent.find(digest, choice)
-        if found is None and (recorded := session.recent.take_recorded(digest, choice)) is not None:
-            found = restored_turn(session, request, recorded, self._prompts, self._over)
-            session.recent.add(digest, choice, found)
+        found = session.recent.find(request.digest, choice)
+        if isinstance(found, Turn):
+            found = restored_turn(session, request, found, self._prompts, self._over)
+            session.recent.add(request.digest, choice, found)
         return found if found is not None and (is_retry or found.undelivered) else None
 
     async def _take(self, turn: GatewayTurn, *, counts: bool) -> None:
@@ -195,6 +192,7 @@ class Turns:
         turn.held_tokens = turn.prompt.held_tokens - sampled
         limit = self.context_of(session)
         turn.max_reply_tokens = self._settings.max_reply_tokens if limit is None else limit - len(turn.prompt.ids)
+        turn.decided = self._decided(turn)
         turn.sampling = self._applied(turn, sampled)
         turn.constraint, unenforced = self._constraint(turn)
         turn.spell = self._prompts.spell
@@ -231,7 +229,7 @@ class Turns:
 
     def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
         """The sampling parameters as engines get them, with a limit of tokens."""
-        applied = self._decided(turn).over(_NEUTRAL)
+        applied = turn.decided.over(_NEUTRAL)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.max_reply_tokens), 0))
 
@@ -308,10 +306,10 @@ class Turns:
                 session=turn.session.id,
                 prompt_ids=turn.prompt.ids,
                 sampling=turn.sampling,
-                decided=self._decided(turn),
+                decided=turn.decided,
                 stop_ids=tuple(dict.fromkeys((*self._prompts.stop_ids, *turn.request.stop_ids))),
                 vocabulary=self._prompts.vocabulary,
-                held_tokens=_covered(turn.prompt.after),
+                held_tokens=turn.prompt.covered_tokens,
                 request=turn.request,
                 top_logprobs=turn.token_details.top_logprobs,
                 ids_json=turn.session.ids_json,
@@ -327,7 +325,7 @@ class Turns:
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | PlainText | None":
         """The splitter that finds what can be streamed, or None if the reply is shown when it has ended."""
-        if not turn.request.stream or self._silent_engine is not None:
+        if not turn.request.stream or self._pool.silent_engine is not None:
             return None
         if turn.request.prompt is not None:
             return self._prompts.plain_splitter(turn.sampling.stop or ())
@@ -339,16 +337,11 @@ class Turns:
     @property
     def buffered(self) -> str | None:
         """Why streamed replies are shown only when they have ended, or None if they are shown as they are sampled."""
-        if (silent := self._silent_engine) is not None:
+        if (silent := self._pool.silent_engine) is not None:
             return f"{silent} does not stream token ids"
         return (
             None if self._prompts.streams else f"no safe rule is known where calls begin with {self._prompts.renderer}"
         )
-
-    @property
-    def _silent_engine(self) -> str | None:
-        """The name of an engine that does not stream, or None if all do."""
-        return next((engine.name for engine in self._pool.engines if not engine.streams), None)
 
     # parsed
 
@@ -411,10 +404,6 @@ class Turns:
 
     # questions about a request that take no turn
 
-    def is_auxiliary(self, session: "OpenSession", request: ChatRequest) -> bool:
-        """Whether a request is a side request in a session."""
-        return auxiliary_reason(request, session.task_instructions) is not None
-
     async def place(self, session: "OpenSession", request: ChatRequest) -> HistoryMatch:
         """Match a request's history with the turns of a session."""
         offered, _ = request.with_tools(session.spec.allows)
@@ -442,16 +431,6 @@ class Turns:
     async def prompt_text(self, given: GivenPrompt) -> str:
         """The text of a prompt that is given as ids."""
         return await asyncio.to_thread(lambda: self._prompts.decode(given_ids(given, self._prompts)))
-
-
-def _sampled_some(turn: GatewayTurn) -> bool:
-    return turn.state is TurnState.DURABLE and len(turn.recorded.tokens) > turn.prompt_tokens
-
-
-def _covered(after: Turn | None) -> int:
-    """How many tokens have their routed experts on the tape already; the engine need not send those again."""
-    experts = None if after is None else after.side.get("routed_experts")
-    return 0 if experts is None else experts.stop
 
 
 def _log_failure(written: "asyncio.Future[None]") -> None:

@@ -17,7 +17,7 @@ _PREFIX = r"^/+(s|with)/+[^/]*"  # before a route: a session's key, or its name
 DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS, GENERATE, RESPONSES, MESSAGES, GEMINI)
 
 
-def meant(headers: Mapping[str, str], query: Mapping[str, str], among: Sequence[Dialect] = DIALECTS) -> Dialect:
+def meant(headers: Mapping[str, str], query: Mapping[str, str], among: Sequence[Dialect]) -> Dialect:
     """The dialect whose client sent a request, recognized by what only its clients send; else the first."""
     return next((one for one in among if one.is_meant(headers, query)), among[0])
 

@@ -89,35 +89,6 @@ def _token_details(body: Fields) -> TokenDetails:
     return read_token_details(body, logprobs=wanted is True or alternatives is not None, top_logprobs=alternatives)
 
 
-def _read_tokenizing(raw: bytes) -> ChatRequest:
-    """The body of a request for the ids of a prompt, which is a text, or messages and tools."""
-    body, repaired = read_body(raw)
-    model = body.maybe_text("model") or ""
-    details = TokenDetails(ids=True, texts=body.maybe_flag("return_token_strs") or False)
-    if body.get("messages") is None:
-        prompt = GivenPrompt(
-            text=body.text("prompt") or body.refuse("prompt", "give a text that is not empty"),
-            add_special_tokens=body.maybe_flag("add_special_tokens") is not False,
-        )
-        return ChatRequest(api="completions", model=model, messages=[], prompt=prompt, token_details=details)
-    if body.maybe_flag("continue_final_message"):
-        body.refuse("continue_final_message", "a reply follows the last message and does not continue it")
-    if body.maybe_flag("add_special_tokens"):
-        body.refuse("add_special_tokens", "the chat template adds those that the model needs")
-    parts = read_prompt_parts(body)
-    opens_reply = body.maybe_flag("add_generation_prompt") is not False
-    return ChatRequest(
-        api="chat", model=model, **parts, token_details=details, opens_reply=opens_reply, repaired=repaired
-    )
-
-
-def _read_detokenizing(raw: bytes) -> ChatRequest:
-    """The body of a request for the text of ids."""
-    body, _ = read_body(raw)
-    prompt = GivenPrompt(ids=read_ids(body, "tokens"))
-    return ChatRequest(api="completions", model=body.maybe_text("model") or "", messages=[], prompt=prompt)
-
-
 class CompletionsDialect(OpenAIDialect):
     """Completions: a prompt of text or ids in, text or ids out. No chat template is applied."""
 
@@ -136,7 +107,25 @@ class CompletionsDialect(OpenAIDialect):
         return CompletionsStream(turn, request)
 
     def read_tokenizing(self, body: bytes) -> ChatRequest:
-        return _read_tokenizing(body)
+        """The body of a request for the ids of a prompt, which is a text, or messages and tools."""
+        fields, repaired = read_body(body)
+        model = fields.maybe_text("model") or ""
+        details = TokenDetails(ids=True, texts=fields.maybe_flag("return_token_strs") or False)
+        if fields.get("messages") is None:
+            prompt = GivenPrompt(
+                text=fields.text("prompt") or fields.refuse("prompt", "give a text that is not empty"),
+                add_special_tokens=fields.maybe_flag("add_special_tokens") is not False,
+            )
+            return ChatRequest(api="completions", model=model, messages=[], prompt=prompt, token_details=details)
+        if fields.maybe_flag("continue_final_message"):
+            fields.refuse("continue_final_message", "a reply follows the last message and does not continue it")
+        if fields.maybe_flag("add_special_tokens"):
+            fields.refuse("add_special_tokens", "the chat template adds those that the model needs")
+        parts = read_prompt_parts(fields)
+        opens_reply = fields.maybe_flag("add_generation_prompt") is not False
+        return ChatRequest(
+            api="chat", model=model, **parts, token_details=details, opens_reply=opens_reply, repaired=repaired
+        )
 
     def tokenized(self, request: ChatRequest, ids: Ids, spell: "Spell", context: int | None) -> bytes:
         tokens = ids.tolist()
@@ -145,7 +134,10 @@ class CompletionsDialect(OpenAIDialect):
         return encode_json(answer, "an answer")[0]
 
     def read_detokenizing(self, body: bytes) -> ChatRequest:
-        return _read_detokenizing(body)
+        """The body of a request for the text of ids."""
+        fields, _ = read_body(body)
+        prompt = GivenPrompt(ids=read_ids(fields, "tokens"))
+        return ChatRequest(api="completions", model=fields.maybe_text("model") or "", messages=[], prompt=prompt)
 
     def detokenized(self, text: str) -> bytes:
         return encode_json({"prompt": text}, "an answer")[0]

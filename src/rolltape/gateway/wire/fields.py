@@ -24,7 +24,6 @@ _LARGEST = sys.float_info.max
 _PART = 2**16  # bytes decoded at once, before other threads may run
 _MOST_LENIENT = 8 * 2**20  # bytes: lenient reading takes ten times as long, and mostly blocks other threads
 _MOST_BETAS = 16
-COMMENT = b": keepalive\n\n"  # an SSE comment, which readers ignore
 # Readers that split lines as str.splitlines does (httpx's iter_lines) break an event at these characters. JSON has them
 # only within strings, where an escape means the same.
 _BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails, ToolChoice
 from rolltape.gateway.wire.fields import (
-    COMMENT,
     Fields,
     event,
     function_tool,
@@ -23,6 +22,7 @@ from rolltape.records.jsonable import encode_json, shown
 if TYPE_CHECKING:
     from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
+_COMMENT = b": keepalive\n\n"  # an SSE comment, which readers ignore
 # Fields without effect on the reply: bookkeeping, caching and speed at the provider.
 HARMLESS = (
     "user",
@@ -82,13 +82,13 @@ class ChunkStream:
         self._request = request
 
     def opening(self) -> bytes:
-        return COMMENT
+        return _COMMENT
 
     def reasoning(self, piece: str) -> bytes:
         return b""
 
     def keepalive(self) -> bytes:
-        return COMMENT
+        return _COMMENT
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         return event(_error_body(status, message, code))

@@ -17,7 +17,8 @@ import msgspec
 from rolltape.errors import DamagedTapeError, TapeError
 from rolltape.extras import arrow_errors
 from rolltape.records.rollout import EventKind, Status
-from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, connected, event_crc
+from rolltape.tape.journal.entries import event_crc
+from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, connected
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at

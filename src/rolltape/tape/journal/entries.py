@@ -1,23 +1,72 @@
-"""How each kind of entry becomes rows of a journal's tables, inside one transaction."""
+"""The rows of a journal's tables: how each kind of entry becomes rows, and rows become turns; their keys and checksums.
 
+A turn's key is its session's key and its sequence number in one integer, so a session's turns lie together without a
+further index. Rows refer to messages, tools and template options by key. The checksum of a turn covers their digests,
+so a damaged reference is noticed.
+"""
+
+import contextlib
 import json
 import math
 import sqlite3
+import struct
+import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 
+from rolltape.errors import DamagedTapeError, NotJsonError
 from rolltape.records.jsonable import encode_numbers, encode_record
+from rolltape.records.messages import Message, Root
 from rolltape.records.rollout import EventKind, RolloutHead, SessionHead
-from rolltape.records.turn import Turn, TurnFacts
-from rolltape.tape.journal.file import row_crc, turn_crc, turn_pk
-from rolltape.tape.stored import Key
+from rolltape.records.turn import SideArray, Turn, TurnFacts
+from rolltape.tape.stored import Key, StoredTurn
 
-_COLUMNS = {"contents": 3, "rollouts": 5, "sessions": 5, "turns": 14, "side_arrays": 8, "events": 3, "ends": 2}
-_INSERTS = {table: f"INSERT INTO {table} VALUES ({', '.join('?' * count)})" for table, count in _COLUMNS.items()}
+Contents = dict[int, Message | Root]  # by key: those made so far
+
+SEQUENCE_BITS = 24
+MAX_TURNS = 1 << SEQUENCE_BITS
+
+TURN_COLUMNS = (
+    "parent, keep_tokens, keep_messages, root, messages, reply, sides, dtype, sampled, new_ids, logprobs, facts, crc"
+)
+_TABLES = ("contents", "rollouts", "sessions", "turns", "side_arrays", "events", "ends")
+_NUMBERS = struct.Struct("<8q")
 _encode_facts = msgspec.json.Encoder().encode
+
+
+def turn_pk(session: int, sequence: int) -> int:
+    """The key of a session's turn."""
+    return session << SEQUENCE_BITS | sequence
+
+
+def turn_crc(row: Sequence[Any], root: bytes, messages: Sequence[bytes], reply: bytes | None) -> int:
+    """The checksum of a turn's row, with the digests of its root, its messages and its reply in place of their keys."""
+    pk, parent, keep_tokens, keep_messages, _, _, _, sides, dtype, sampled, new_ids, logprobs, facts = row
+    kept = (pk, -1 if parent is None else parent, keep_tokens, keep_messages)
+    numbers = _NUMBERS.pack(*kept, len(messages), sides, len(sampled), len(new_ids))
+    kind = b"-" if dtype is None else dtype.encode()
+    digests = (root, *messages, b"-" if reply is None else reply)
+    return zlib.crc32(b"".join((numbers, *digests, kind, sampled, new_ids, logprobs or b"", facts)))
+
+
+def event_crc(sequence: int, body: bytes) -> int:
+    """Equal to `row_crc` of both fields, at half the cost: a run has many events."""
+    number = b"%d" % sequence
+    return zlib.crc32(body, zlib.crc32(b"%d:%b%d:" % (len(number), number, len(body))))
+
+
+def row_crc(*fields: int | str | bytes | None) -> int:
+    """The checksum of any other row, over its fields in order, each with its length."""
+    crc = 0
+    for field in fields:
+        data = field if isinstance(field, bytes) else repr(field).encode()
+        crc = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), crc))
+    return crc
 
 
 class Batch:
@@ -26,7 +75,7 @@ class Batch:
     def __init__(
         self, known: dict[bytes, int], next_content: int, next_event: int, now_ns: Callable[[int], int]
     ) -> None:
-        self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _INSERTS}
+        self.rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in _TABLES}
         self.fresh: dict[bytes, int] = {}
         self.next_content = next_content
         self.next_event = next_event
@@ -50,7 +99,8 @@ class Batch:
         """Write the rows, table by table."""
         for table, rows in self.rows.items():
             if rows:
-                connection.executemany(_INSERTS[table], rows)
+                values = ", ".join("?" * len(rows[0]))
+                connection.executemany(f"INSERT INTO {table} VALUES ({values})", rows)
 
 
 class Entry(Protocol):
@@ -101,44 +151,23 @@ class RecordedTurn(msgspec.Struct, frozen=True):
         turn = coded.turn
         pk = turn_pk(self.session, turn.sequence)
         messages, reply = turn.prompt.own, turn.reply
-        root_digest = turn.root.raw_digest
-        root_pk = batch.content(root_digest, turn.root.raw)
+        root_pk = batch.content(turn.root.raw_digest, turn.root.raw)
         message_pks = array("q", [batch.content(message.digest, message.raw) for message in messages]).tobytes()
         reply_pk = None if reply is None else batch.content(reply.digest, reply.raw)
         new_ids, sampled = turn.prompt_tokens.own.tobytes(), turn.sampled_ids.tobytes()
         logprobs = None if turn.logprobs is None else turn.logprobs.tobytes()
         dtype = None if turn.logprobs is None else turn.logprobs.dtype.str[1:]
-        sides = len(turn.side)
-        crc = turn_crc(
-            (
-                pk,
-                -1 if coded.parent is None else coded.parent,
-                coded.keep_tokens,
-                coded.keep_messages,
-                len(messages),
-                sides,
-                len(sampled),
-                len(new_ids),
-            ),
-            (
-                root_digest,
-                *(message.digest for message in messages),
-                b"-" if reply is None else reply.digest,
-                b"-" if dtype is None else dtype.encode(),
-                sampled,
-                new_ids,
-                logprobs or b"",
-                self.facts,
-            ),
-        )
-        coding = (pk, coded.parent, coded.keep_tokens, coded.keep_messages, root_pk, message_pks, reply_pk)
-        batch.rows["turns"].append((*coding, sides, dtype, sampled, new_ids, logprobs, self.facts, crc))
+        kept = (pk, coded.parent, coded.keep_tokens, coded.keep_messages)
+        references = (root_pk, message_pks, reply_pk)
+        row = (*kept, *references, len(turn.side), dtype, sampled, new_ids, logprobs, self.facts)
+        digests = [message.digest for message in messages]
+        crc = turn_crc(row, turn.root.raw_digest, digests, None if reply is None else reply.digest)
+        batch.rows["turns"].append((*row, crc))
         for name, side in turn.side.items():
             values = side.values
-            shape = json.dumps(values.shape)
             counts = None if side.counts is None else side.counts.tobytes()
-            row = (pk, name, side.start, values.dtype.str, shape, values.tobytes(), counts)
-            batch.rows["side_arrays"].append((*row, row_crc(*row)))
+            array_row = (pk, name, side.start, values.dtype.str, json.dumps(values.shape), values.tobytes(), counts)
+            batch.rows["side_arrays"].append((*array_row, row_crc(*array_row)))
 
 
 class NewEvent(NamedTuple):
@@ -216,3 +245,121 @@ def encode_event(
     name, try_index = rollout or (None, None)
     fields = {"kind": str(kind), "rollout": name, "try": try_index, "turn": turn, "by": by, "data": data}
     return LoggedEvent(encode_numbers(fields, f"{kind} of rollout {name}" if name else str(kind)), after_ns)
+
+
+class TurnReader:
+    """Makes turns from rows. `note` is called for each damaged side array, with what is lost."""
+
+    def __init__(self, connection: sqlite3.Connection, contents: Contents, note: Callable[[str, str], None]) -> None:
+        self._connection = connection
+        self._contents = contents
+        self._note = note
+        self._read_ahead: dict[int, tuple[bytes, bytes]] = {}
+
+    def turns(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[StoredTurn | tuple[int, Exception]]:
+        """The turn of each row, or its key and why the turn cannot be made. Reads all their contents at once."""
+        wanted = {key for row in rows for key in (row[4], row[6], *_keys(row[5]))}
+        self._read_contents(sorted(key for key in wanted if isinstance(key, int) and key not in self._contents))
+        for row in rows:
+            try:
+                yield self.turn(row)
+            except (DamagedTapeError, ValueError, TypeError, AttributeError, OverflowError, struct.error) as error:
+                yield row[0], error
+
+    def turn(self, row: tuple[Any, ...]) -> StoredTurn:
+        """The turn of a row, whose first field is its key. Raises DamagedTapeError, or numpy's errors for odd bytes."""
+        pk, parent, keep_tokens, keep_messages, root_pk, message_pks, reply_pk, sides, dtype = row[:9]
+        sampled, new_ids, logprobs, facts, crc = row[9:]
+        root = self._root(root_pk)
+        messages = [self._message(one) for one in array("q", message_pks)]
+        reply = None if reply_pk is None else self._message(reply_pk)
+        digests = [one.digest for one in messages]
+        if turn_crc(row[:-1], root.raw_digest, digests, None if reply is None else reply.digest) != crc:
+            raise DamagedTapeError("its checksum does not agree")
+        return StoredTurn(
+            sequence=pk & (MAX_TURNS - 1),
+            parent=parent,
+            keep_tokens=keep_tokens,
+            keep_messages=keep_messages,
+            root=root,
+            messages=tuple(messages),
+            reply=reply,
+            new_ids=np.frombuffer(new_ids, np.int32),
+            sampled_ids=np.frombuffer(sampled, np.int32),
+            logprobs=None if logprobs is None else np.frombuffer(logprobs, np.dtype(dtype)),
+            facts=facts,
+            side=self._side_arrays(pk, sides) if sides else {},
+        )
+
+    def messages(self, keys: bytes) -> Iterator[Message]:
+        """The messages with these keys that were not read yet, as far as they can be read."""
+        for pk in array("q", keys):
+            if pk not in self._contents:
+                with contextlib.suppress(DamagedTapeError):
+                    yield self._message(pk)
+
+    def _side_arrays(self, pk: int, expected: int) -> dict[str, SideArray]:
+        found: dict[str, SideArray] = {}
+        turn = f"turn {pk & (MAX_TURNS - 1)} of session {pk >> SEQUENCE_BITS} of this journal"
+        try:
+            for name, *row in self._connection.execute(
+                "SELECT name, start, dtype, shape, data, counts, crc FROM side_arrays WHERE turn = ? ORDER BY rowid",
+                (pk,),
+            ):
+                start, dtype, shape, data, counts, crc = row
+                if row_crc(pk, name, start, dtype, shape, data, counts) != crc:
+                    self._note(f"side array {name!r} of {turn} is damaged", f"side array {name!r} of {turn}")
+                    expected -= 1
+                    continue
+                values = np.frombuffer(data, np.dtype(dtype)).reshape(json.loads(shape))
+                found[name] = SideArray(start, values, None if counts is None else np.frombuffer(counts, np.int32))
+        except sqlite3.DatabaseError as error:
+            self._note(f"side arrays of {turn} cannot be read: {error}", f"side arrays of {turn}")
+            return found
+        if len(found) < expected:
+            self._note(f"{turn} had {expected} side arrays, {len(found)} are found", f"side arrays of {turn}")
+        return found
+
+    def _root(self, pk: int) -> Root:
+        known = self._contents.get(pk)
+        if not isinstance(known, Root):
+            known = self._contents[pk] = Root(self._content(pk)[0])
+        return known
+
+    def _message(self, pk: int) -> Message:
+        known = self._contents.get(pk)
+        if isinstance(known, Message):
+            return known
+        raw, digest = self._content(pk)
+        try:
+            message = Message.stored(raw)
+        except (ValueError, AttributeError, NotJsonError) as error:
+            raise DamagedTapeError(f"message {pk} is damaged: {error}") from None
+        if message.digest != digest:
+            raise DamagedTapeError(f"message {pk} is damaged")
+        self._contents[pk] = message
+        return message
+
+    def _read_contents(self, keys: list[int]) -> None:
+        select = "SELECT pk, raw, digest FROM contents WHERE pk IN (SELECT value FROM json_each(?))"
+        with contextlib.suppress(sqlite3.DatabaseError):  # rows that cannot be read are found one by one later
+            for pk, *row in self._connection.execute(select, (json.dumps(keys),)):
+                self._read_ahead[pk] = (row[0], row[1])
+
+    def _content(self, pk: int) -> tuple[bytes, bytes]:
+        try:
+            row = self._read_ahead.pop(pk, None)
+            if row is None:
+                row = self._connection.execute("SELECT raw, digest FROM contents WHERE pk = ?", (pk,)).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise DamagedTapeError(f"content {pk} cannot be read: {error}") from None
+        if row is None:
+            raise DamagedTapeError(f"content {pk} is missing")
+        if blake2b(row[0], digest_size=16).digest() != row[1]:
+            raise DamagedTapeError(f"content {pk} is damaged")
+        return row[0], row[1]
+
+
+def _keys(packed: object) -> Iterable[int]:
+    """The keys of a row's messages; none if the row is damaged, which is noticed when its turn is made."""
+    return array("q", packed) if isinstance(packed, bytes) and len(packed) % 8 == 0 else ()

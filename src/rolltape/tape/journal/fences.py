@@ -14,7 +14,8 @@ from typing import NamedTuple
 from rolltape.errors import DamagedTapeError, RecordError
 from rolltape.records.jsonable import decode_record
 from rolltape.records.rollout import RolloutHead
-from rolltape.tape.journal.file import FENCES, connected, described, is_alive, row_crc
+from rolltape.tape.journal.entries import row_crc
+from rolltape.tape.journal.file import FENCES, connected, described, is_alive
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.stored import Key, StoredSession
 

@@ -1,11 +1,7 @@
-"""The format of a journal: its files, its tables, and the checksums of their rows.
+"""The files of a journal, and its tables.
 
 The files are the database, its log, and the sidecar of its owner. The writing process keeps the sidecar locked, so that
 readers can tell whether it is alive.
-
-A turn's key is its session's key and its sequence number in one integer, so a session's turns lie together without a
-further index. Rows refer to messages, tools and template options by key. The checksum of a turn covers their digests,
-so a damaged reference is noticed.
 
 `ends` has, for each ended rollout, the number of its finish among the events, so that readers need not search for it.
 `fences` names the rollouts that another writer took over from this journal; its own writer adds nothing more to them.
@@ -19,17 +15,11 @@ import re
 import secrets
 import socket
 import sqlite3
-import struct
 import weakref
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from rolltape.errors import TapeWriteError
 from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, private_opener, sync_directory
-
-SEQUENCE_BITS = 24
-MAX_TURNS = 1 << SEQUENCE_BITS
 
 TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -59,35 +49,9 @@ SELECT_FINISH = (
     "SELECT sequence, body, events.crc FROM rollouts JOIN ends ON ends.rollout = rollouts.pk "
     "JOIN events ON events.sequence = ends.finish WHERE rollouts.id = ? AND rollouts.try_index = ?"
 )
-_NUMBERS = struct.Struct("<8q")
 _WAIT_FOR_LOCK_S = 10.0
 _PAGES_BEFORE_CHECKPOINT = 4096  # 16 MiB: a checkpoint syncs, so fewer and larger ones cost less
 _TABLES_OF_ROWS = ("rollouts", "sessions", "turns", "contents", "side_arrays", "events")
-
-
-def turn_pk(session: int, sequence: int) -> int:
-    """The key of a session's turn."""
-    return session << SEQUENCE_BITS | sequence
-
-
-def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequence[bytes]) -> int:
-    """The checksum of a turn's row: key, parent, keeps, counts, then digests and blobs; absent numbers are -1."""
-    return zlib.crc32(b"".join((_NUMBERS.pack(*numbers), *blobs)))
-
-
-def event_crc(sequence: int, body: bytes) -> int:
-    """Equal to `row_crc` of both fields, at half the cost: a run has many events."""
-    number = b"%d" % sequence
-    return zlib.crc32(body, zlib.crc32(b"%d:%b%d:" % (len(number), number, len(body))))
-
-
-def row_crc(*fields: int | str | bytes | None) -> int:
-    """The checksum of any other row, over its fields in order, each with its length."""
-    crc = 0
-    for field in fields:
-        data = field if isinstance(field, bytes) else repr(field).encode()
-        crc = zlib.crc32(data, zlib.crc32(b"%d:" % len(data), crc))
-    return crc
 
 
 def make_journal(path: Path, run: RunDirectory, writer: str, *, waits_for_disk: bool) -> sqlite3.Connection:

@@ -15,8 +15,9 @@ import msgspec
 from rolltape.errors import DamagedTapeError
 from rolltape.records.rollout import EventKind
 from rolltape.records.turn import Delivery
+from rolltape.tape.journal.entries import event_crc
 from rolltape.tape.journal.fences import JournalPart, find_part
-from rolltape.tape.journal.file import connected, event_crc, is_alive
+from rolltape.tape.journal.file import connected, is_alive
 from rolltape.tape.rundir import RunDirectory
 from rolltape.tape.stored import Key, decoded_event
 

@@ -1,7 +1,9 @@
 """`JournalSource`: reads a journal whose writer is alive or dead, and whose file is sound or damaged."""
 
 import contextlib
+import os
 import sqlite3
+import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -14,19 +16,26 @@ from rolltape.errors import DamagedTapeError
 from rolltape.records.jsonable import decode_numbers, decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import EventKind, RolloutCounts, RolloutHead
-from rolltape.tape.journal.file import (
+from rolltape.tape.journal.entries import (
     MAX_TURNS,
     SEQUENCE_BITS,
-    closing_counts,
-    connected,
+    TURN_COLUMNS,
+    Contents,
+    TurnReader,
     event_crc,
-    has_log,
-    is_alive,
     row_crc,
     turn_pk,
 )
-from rolltape.tape.journal.rows import TURN_COLUMNS, Contents, TurnReader, opened_to_read, readable_rows
-from rolltape.tape.repair.salvage import Hole
+from rolltape.tape.journal.file import closing_counts, connected, has_log, is_alive, try_to_open
+from rolltape.tape.repair.salvage import (
+    Hole,
+    Opened,
+    is_log_older,
+    opened_as_copy,
+    opened_with_torn_log,
+    rows_around,
+    unseen_frames,
+)
 from rolltape.tape.rundir import is_too_new
 from rolltape.tape.stored import (
     LARGEST_ROW,
@@ -41,8 +50,62 @@ from rolltape.tape.stored import (
 
 SessionRow = tuple[int, int, bytes]  # its key, its ordinal, its head
 
+_PAUSES_S = [0.001 * 2**step for step in range(8)]  # a quarter of a second in all
+
+_OLDER_LOG = "its log (-wal) is older than the file: both were copied while it was written; copy them again"
 _SESSION_COLUMNS = "rollout, ordinal, head, crc"
 _OUT_OF_ORDER = 256  # events: threads of one writer may write theirs in another order than they made them
+
+
+def opened_to_read(path: Path, alive: bool) -> Opened:
+    """Open a journal. A damaged one is opened in the way that can still read it. The file itself is never changed."""
+    is_left = has_log(path) and not alive
+    # A log that was copied before its journal would hide newer rows of the journal, so it is left out.
+    is_older = is_left and is_log_older(path)
+    if is_left and not is_older and not os.access(path.parent, os.W_OK):
+        return opened_as_copy(path)
+    # If no process writes it and it has no log, read it as it is, without making files beside it.
+    mode = "ro" if alive or (is_left and not is_older) else "ro&immutable=1"
+    connection, _ = try_to_open(path, mode)
+    if connection is None:
+        return opened_as_copy(path)
+    if is_older:
+        return Opened(connection, _OLDER_LOG, None)
+    if is_left and not Path(f"{path}-shm").is_file():  # it cannot be made here, and says what SQLite sees of the log
+        connection.close()
+        return opened_as_copy(path)
+    unseen = _lasting_unseen_frames(path) if is_left else 0
+    return opened_with_torn_log(path, connection, unseen) if unseen else Opened(connection, None, None)
+
+
+def _lasting_unseen_frames(path: Path) -> int:
+    """How many frames of a log SQLite does not count. It soon counts those of a fence that is being written."""
+    for pause_s in _PAUSES_S:
+        if not unseen_frames(path):
+            return 0
+        time.sleep(pause_s)
+    return unseen_frames(path)
+
+
+def readable_rows(
+    connection: sqlite3.Connection, columns: str, table: str, key: str, low: int, high: int, most: int
+) -> Iterator[tuple[Any, ...] | Hole]:
+    """Rows with `low <= key <= high` in order, the key first; a Hole for each range that cannot be read.
+
+    Around damage the search goes no further than the key `most`.
+    """
+    select = f"SELECT {key}, {columns} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}"
+    reached = low
+    try:
+        for row in connection.execute(select, (low, high)):
+            # A damaged tree can lead SQLite to rows outside the range, which belong to others.
+            if reached <= row[0] <= high:
+                yield row
+                reached = row[0] + 1
+        return
+    except sqlite3.DatabaseError as error:
+        reason = str(error)
+    yield from rows_around(connection, select, reached, max(min(high, most), reached), reason)
 
 
 class JournalSource:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import EventKind, SessionHead
 from rolltape.records.turn import Delivery, Finish, Turn, weight_versions
-from rolltape.tape.journal.entries import CodedTurn, LoggedEvent, RecordedTurn, encode_event, facts_json
-from rolltape.tape.journal.file import MAX_TURNS
+from rolltape.tape.journal.entries import MAX_TURNS, CodedTurn, LoggedEvent, RecordedTurn, encode_event, facts_json
 from rolltape.tape.journal.writing import Journal, OpenRollout, Ticket
 from rolltape.tape.recording.fields import TurnFields, as_member
 from rolltape.tape.recording.intake import SessionIntake

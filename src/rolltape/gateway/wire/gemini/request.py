@@ -11,7 +11,6 @@ from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, TokenDetails, ToolChoice
 from rolltape.gateway.wire.fields import Fields, function_tool, printable, read_body
 from rolltape.gateway.wire.gemini.contents import is_models, read_contents
-from rolltape.gateway.wire.gemini.schemas import to_json_schema
 
 STREAMING = "streamGenerateContent"
 _MOST_LIKELY = 20  # tokens beside a sampled one, the API's limit
@@ -24,6 +23,12 @@ _FREE_FORM = frozenset(
 _NAMED_BY_CLIENT = frozenset({"properties", "defs"})
 _LISTS = frozenset({"contents", "parts", "tools", "functionDeclarations"})
 _MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+# Of the API's schemas, a dialect of OpenAPI's.
+_RENAMED_KEYWORDS = {"defs": "$defs", "ref": "$ref"}
+_NAMED_SCHEMAS = frozenset({"properties", "defs", "$defs"})
+_COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+_DROPPED_KEYWORDS = frozenset({"nullable", "propertyOrdering"})  # expressed in other ways
+_UNSPECIFIED = "TYPE_UNSPECIFIED"
 
 Tools = list[dict[str, Any]]
 
@@ -217,3 +222,54 @@ def _ignore_rest(config: Fields) -> None:
     if modalities and set(modalities) != {"TEXT"}:
         config.ignore(f"{config.at('responseModalities')}: the model writes text only")
     config.ignore_unread()
+
+
+def to_json_schema(schema: object) -> Any:
+    """A schema of the Gemini API, which is of OpenAPI's kind, as JSON schema. Unknown or malformed parts are kept.
+
+    Example:
+
+        to_json_schema({"type": "STRING", "nullable": True})  # {"type": ["string", "null"]}
+    """
+    if not isinstance(schema, dict):
+        return schema
+    given = {name: value for name, value in schema.items() if value is not None}
+    kept = {name: value for name, value in given.items() if name not in _DROPPED_KEYWORDS}
+    read = {_RENAMED_KEYWORDS.get(name, name): _read_keyword(name, value) for name, value in kept.items()}
+    if read.get("type") == _UNSPECIFIED.lower():
+        del read["type"]
+    if "example" in read:
+        read["examples"] = [read.pop("example")]
+    order, properties = given.get("propertyOrdering"), read.get("properties")
+    if isinstance(order, list) and isinstance(properties, dict):
+        first = [name for name in order if isinstance(name, str) and name in properties]
+        read["properties"] = {name: properties[name] for name in [*first, *properties]}
+    return _or_null(read) if given.get("nullable") is True else read
+
+
+def _read_keyword(name: str, value: Any) -> Any:
+    if name == "type" and isinstance(value, str):
+        return value.lower()
+    if name == "ref" and isinstance(value, str):
+        return value.replace("#/defs/", "#/$defs/", 1)
+    if name in _COUNTS and isinstance(value, str) and value.isdecimal():
+        return int(value)  # Google's JSON writes 64-bit numbers as texts
+    if name in _NAMED_SCHEMAS and isinstance(value, dict):
+        return {key: to_json_schema(inner) for key, inner in value.items()}
+    if name in ("items", "additionalProperties"):
+        return to_json_schema(value)
+    if name in ("anyOf", "prefixItems") and isinstance(value, list):
+        return [to_json_schema(inner) for inner in value]
+    return value
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that also allows null."""
+    read = dict(schema)
+    if isinstance(read.get("type"), str):
+        read["type"] = [read["type"], "null"]
+    if isinstance(read.get("enum"), list) and None not in read["enum"]:
+        read["enum"] = [*read["enum"], None]
+    if isinstance(read.get("anyOf"), list):
+        read["anyOf"] = [*read["anyOf"], {"type": "null"}]
+    return read

@@ -7,8 +7,8 @@ import msgspec
 
 from rolltape.errors import ReplyNotFound, ThreadUnsupported
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.wire.fields import event, key_in, with_headers
-from rolltape.gateway.wire.messages.request import MESSAGE_PREFIX, read_counting, read_request, sign_thinking
+from rolltape.gateway.wire.fields import SIGNATURE, event, key_in, with_headers
+from rolltape.gateway.wire.messages.request import MESSAGE_PREFIX, read_counting, read_request
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
@@ -163,7 +163,7 @@ class MessageStream:
         """The end of the open block, if there is one."""
         if self._open is None:
             return b""
-        signature = {"type": "signature_delta", "signature": sign_thinking(self._turn.id)}
+        signature = {"type": "signature_delta", "signature": SIGNATURE + self._turn.id}
         signed = self._delta(signature) if self._open == "thinking" else b""
         ended = signed + _event({"type": "content_block_stop", "index": self._index})
         self._open, self._index = None, self._index + 1
@@ -220,7 +220,7 @@ def _usage(turn: "GatewayTurn") -> dict[str, Any]:
 def _blocks(turn: "GatewayTurn") -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if thinking := turn.message.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": _valid(thinking), "signature": sign_thinking(turn.id)})
+        blocks.append({"type": "thinking", "thinking": _valid(thinking), "signature": SIGNATURE + turn.id})
     if text := content_text(turn.message.get("content")):
         blocks.append({"type": "text", "text": _valid(text)})
     return blocks + _calls(turn)

@@ -10,7 +10,6 @@ from typing import Any
 from rolltape.errors import BadRequest, ThreadUnsupported
 from rolltape.gateway.request import ChatRequest, Effort, OutputSchema, SamplingParams, ToolChoice
 from rolltape.gateway.wire.fields import (
-    SIGNATURE,
     Fields,
     assistant_message,
     function_tool,
@@ -68,8 +67,7 @@ def read_counting(body: bytes) -> ChatRequest:
 
 
 def _request(fields: Fields, repaired: bool) -> ChatRequest:
-    tools, deferred = _tools(fields)
-    strict = _strict_tools(fields, [tool["function"]["name"] for tool in tools + deferred])
+    tools, deferred, strict = _tools(fields)
     after_reply = _thread(fields, keeps_tools=not (deferred or strict))
     choice = fields.maybe_object("tool_choice")
     metadata = fields.maybe_object("metadata")
@@ -125,10 +123,12 @@ def _sampling(fields: Fields) -> SamplingParams:
     )
 
 
-def _tools(fields: Fields) -> tuple[Tools, Tools]:
-    """The tools that the client runs, as functions: those to be offered, and those whose loading is deferred."""
+def _tools(fields: Fields) -> tuple[Tools, Tools, frozenset[str]]:
+    """The tools that the client runs, as functions: those to be offered, those whose loading is deferred, and the names
+    of those whose arguments must follow their schema."""
     tools: dict[str, dict[str, Any]] = {}
     deferred: set[str] = set()
+    strict: set[str] = set()
     extras: set[str] = set()
     for tool in fields.maybe_objects("tools") or ():
         kind = tool.maybe_text("type") or "custom"
@@ -145,12 +145,14 @@ def _tools(fields: Fields) -> tuple[Tools, Tools]:
         tools[name] = function
         if tool.maybe_flag("defer_loading"):
             deferred.add(name)
+        if tool.maybe_flag("strict"):
+            strict.add(name)
         extras |= {extra for extra in tool.unread() if tool.value[extra] is not False}
     for extra, instead in _IGNORED_TOOL_PARAMS.items():
         if extra in extras:
             fields.ignore(f"tools: {instead}")
     offered = [tool for name, tool in tools.items() if name not in deferred]
-    return offered, [tools[name] for name in tools if name in deferred]
+    return offered, [tools[name] for name in tools if name in deferred], frozenset(strict)
 
 
 def _with_definitions(messages: Messages, deferred: Tools) -> Messages:
@@ -162,11 +164,6 @@ def _with_definitions(messages: Messages, deferred: Tools) -> Messages:
                 tool = known.get(name)
                 part["text"] = encode_json(tool, name)[0].decode() if tool else f"{name} is available."
     return messages
-
-
-def _strict_tools(fields: Fields, names: list[str]) -> frozenset[str]:
-    strict = {tool.maybe_text("name") for tool in fields.maybe_objects("tools") or () if tool.maybe_flag("strict")}
-    return frozenset(name for name in names if name in strict)
 
 
 def _tool_choice(choice: Fields, tools: Tools | None) -> ToolChoice:
@@ -219,11 +216,6 @@ def _ignored_params(fields: Fields) -> tuple[str, ...]:
     if any(edit.get("keep") != "all" for edit in edits):
         fields.ignore("context_management.edits: the history is read as it is sent")
     return fields.all_ignored(*_WITHOUT_EFFECT)
-
-
-def sign_thinking(reply_id: str) -> str:
-    """The signature of a reply's thinking. Clients send it back, and so identify the reply."""
-    return SIGNATURE + reply_id
 
 
 def _conversation(request: Fields) -> Messages:
