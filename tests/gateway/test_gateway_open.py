@@ -106,6 +106,20 @@ async def test_a_conversation_goes_on_in_its_session_whichever_api_it_speaks(run
     assert sorted(len(one.turns) for one in rollouts(run)) == [1, 3]
 
 
+async def test_a_cache_mark_that_moves_to_the_last_message_opens_no_session(run: Path) -> None:
+    """Agents on litellm mark the last message for a provider's cache. A mark makes parts of a text."""
+
+    def marked(text: str) -> Json:
+        return user(text) | {"content": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]}
+
+    async with rig(run, numbered, open=True) as it:
+        first = {"role": "assistant", "content": text_of(Api.CHAT, await ask(it, [marked("hello")]))}
+        plain = user("hello") | {"content": [{"type": "text", "text": "hello"}]}
+        second = {"role": "assistant", "content": text_of(Api.CHAT, await ask(it, [plain, first, marked("go on")]))}
+        await ask(it, [user("hello"), first, user("go on"), second, marked("go on")])
+    assert [len(one.turns) for one in rollouts(run)] == [3]
+
+
 async def test_a_retry_of_a_reply_that_nobody_got_opens_no_session(run: Path) -> None:
     async with rig(run, slowly("a b c d e f", 0.05), open=True) as it:
         lost = asyncio.ensure_future(ask(it, "hello"))

@@ -18,7 +18,7 @@ from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.sessions import key_digest
 from rolltape.records.ids import group_id, rollout_id
-from rolltape.records.messages import content_text
+from rolltape.records.messages import canonical_message, content_text
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
 
@@ -88,7 +88,7 @@ def digest_beginning(messages: Sequence[Mapping[str, Any]]) -> bytes:
     """A digest of the messages before the first reply of a conversation."""
     digest = blake2b(digest_size=16)
     for message in itertools.takewhile(lambda one: one["role"] != "assistant", messages):
-        digest.update(msgspec.json.encode(message))
+        digest.update(msgspec.json.encode(canonical_message(message)))  # cache marks move, and turn a text into parts
     return digest.digest()
 
 
