@@ -15,6 +15,7 @@ import rolltape
 from gateways import CALCULATOR, QUICK, Api, Rig, body_of, said_finish, scripted, text_of, user
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import TurnFlag
+from rolltape.tree import tree_of
 from scripted_engine import Json
 
 USAGE = {
@@ -479,3 +480,70 @@ async def test_what_a_session_decides_and_an_endpoint_cannot_be_told_is_listed(r
     untold = [f"{name}: a hosted endpoint has no parameter for it" for name in ("thinking", "context_budget")]
     assert turn.ignored_params[-2:] == untold
     assert answer.headers["x-rolltape-ignored-params"].endswith("; ".join(untold))
+
+
+SIGNED = {"google": {"thought_signature": "c2ln"}}
+# What endpoints add to a message: OpenRouter details of the reasoning, which it wants back, and images; OpenAI links.
+OWN = {
+    "reasoning_details": [{"type": "reasoning.encrypted", "data": "ZW5j", "id": "rs_1", "index": 0}],
+    "images": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}],
+    "annotations": [{"type": "url_citation", "url_citation": {"url": "https://example.org", "start_index": 0}}],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("drops", [False, True])
+async def test_fields_of_an_endpoints_own_reach_the_agent_and_come_back(run: Path, stream: bool, drops: bool) -> None:
+    """Gemini refuses a call that comes back without its signature."""
+    call = {"id": "1", "type": "function", "index": 0, "extra_content": SIGNED}
+    function = {"name": "calculator", "arguments": '{"expression": "1"}'}
+    message = {"role": "assistant", "content": None, "audio": None, "tool_calls": [{**call, "function": function}]}
+    endpoint = Endpoint(message=message | OWN, finish_reason="tool_calls")
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, "hello", tools=[CALCULATOR], stream=stream)
+        pieces = [choice["delta" if stream else "message"] for event in answer.events for choice in event["choices"]]
+        told = {name: value for piece in pieces for name, value in piece.items()}
+        (made,) = told["tool_calls"]
+        echo = {"role": "assistant", "tool_calls": [made]} | ({} if drops else {name: told[name] for name in OWN})
+        endpoint.answer = {"message": {"role": "assistant", "content": "It is 1."}, "finish_reason": "stop"}
+        result = {"role": "tool", "tool_call_id": made["id"], "content": "1"}
+        await it.ask(opened, [user("hello"), echo, result], tools=[CALCULATOR])
+    assert {name: told[name] for name in OWN} == OWN
+    assert (made["function"], made["extra_content"]) == (function, SIGNED)
+    assert endpoint.bodies[1]["messages"][1] == echo
+    first, second = it.turns()
+    assert first.reply is not None
+    assert {name: first.reply.to_dict()[name] for name in OWN} == OWN
+    assert second.facts.extra.get("echoes", []) == (["fields_dropped"] if drops else [])
+    (rollout,) = rolltape.read(run).rollouts()
+    assert [placed.message_parent is None for placed in tree_of(rollout.sessions[0]).turns] == [True, False]
+
+
+async def test_what_an_agent_drops_of_an_endpoints_own_fields_is_no_fork_in_an_open_gateway(run: Path) -> None:
+    endpoint = Endpoint(message={"role": "assistant", "content": "Hi.", **OWN})
+    async with hosted(run, endpoint, open=True) as it:
+        said = [user("hello")]
+        for _ in range(2):
+            await it.call("POST", "/v1/chat/completions", body_of(Api.CHAT, said), x_api_key="k")
+            said += [{"role": "assistant", "content": "Hi."}, user("go on")]
+        assert len(it.gateway.service.sessions) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_usage_and_fingerprint_of_an_endpoint_reach_the_agent(run: Path, stream: bool) -> None:
+    logprobs = {"content": [{"token": "Hi.", "logprob": -0.5, "bytes": [72], "top_logprobs": []}], "refusal": None}
+    endpoint = Endpoint(logprobs=logprobs)
+    reported = {**USAGE, "total_tokens": 1400, "cost": 0.0125, "cost_details": {"upstream_inference_cost": None}}
+    endpoint.more = {"usage": reported, "system_fingerprint": "fp_1"}
+    asked: Json = {"logprobs": True, "stream_options": {"include_usage": True}} if stream else {"logprobs": True}
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hello", stream=stream, **asked)
+        both = await it.ask(await it.open(task_id="u"), "hello", logprobs=True, return_token_ids=True)
+        unasked = await it.ask(await it.open(task_id="v"), "hello")
+    assert [event["usage"] for event in answer.events if event.get("usage")] == [reported]
+    assert answer.events[-1]["system_fingerprint"] == "fp_1"
+    assert [c["logprobs"] for event in answer.events for c in event["choices"] if c.get("logprobs")] == [logprobs]
+    assert "x-rolltape-ignored-params" not in answer.headers
+    assert both.headers["x-rolltape-ignored-params"] == "token ids: the engine returns only text"
+    assert unasked.json["choices"][0]["logprobs"] is None

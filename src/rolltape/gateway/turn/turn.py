@@ -360,8 +360,8 @@ class Turns:
             turn.token_details = turn.request.token_details
             if turn.token_details.top_logprobs:
                 turn.ignored_params += (_SAMPLED_ALONE,)
-        if turn.request.token_details != TokenDetails() and turn.token_details == TokenDetails():
-            turn.ignored_params += ("token ids and logprobs: the engine returns only text",)
+        if turn.token_details == TokenDetails() and (missing := _missing_details(turn)):
+            turn.ignored_params += (f"{missing}: the engine returns only text",)
         stops = turn.sampling.stop or ()
         reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
         assert turn.sampling.max_tokens is not None
@@ -446,6 +446,14 @@ class Turns:
 
 def _sampled_some(turn: GatewayTurn) -> bool:
     return turn.state is TurnState.DURABLE and len(turn.recorded.tokens) > turn.prompt_tokens
+
+
+def _missing_details(turn: GatewayTurn) -> str:
+    """The requested token details that an endpoint of text did not return; "" if there are none."""
+    wanted = turn.request.token_details
+    if turn.request.raw is not None and turn.upstream.get("logprobs") is not None:
+        return "token ids" if wanted.ids else ""
+    return "" if wanted == TokenDetails() else "token ids and logprobs"
 
 
 def _covered(after: Turn | None) -> int:
