@@ -1,5 +1,6 @@
 """A hosted endpoint behind the gateway: what the agent sent goes on as it came, and what came back is kept."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,6 +37,9 @@ class Endpoint:
         self.body: Json | bytes | None = None  # all of the answer; None: it is made of the above
         self.bodies: list[Json] = []
 
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": []})
+
     async def chat(self, request: web.Request) -> web.Response:
         self.bodies.append(json.loads(await request.read()))
         choice = {"index": 0, **self.answer}
@@ -50,6 +54,7 @@ async def hosted(run: Path, endpoint: Endpoint, **settings: Any) -> AsyncIterato
     """A gateway before an endpoint; there is no tokenizer."""
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.chat)
+    app.router.add_get("/v1/models", endpoint.models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -547,3 +552,33 @@ async def test_logprobs_usage_and_fingerprint_of_an_endpoint_reach_the_agent(run
     assert "x-rolltape-ignored-params" not in answer.headers
     assert both.headers["x-rolltape-ignored-params"] == "token ids: the engine returns only text"
     assert unasked.json["choices"][0]["logprobs"] is None
+
+
+class OneAtATime(Endpoint):
+    """An endpoint that answers nothing else while it generates."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self._looks = asyncio.Semaphore(0)
+        self._count = looks
+        self._generating = False
+
+    async def models(self, request: web.Request) -> web.Response:
+        if self._generating:
+            self._looks.release()
+            await asyncio.Event().wait()
+        return await super().models(request)
+
+    async def chat(self, request: web.Request) -> web.Response:
+        self._generating = True
+        for _ in range(self._count):
+            await self._looks.acquire()
+        self._generating = False
+        return await super().chat(request)
+
+
+async def test_an_endpoint_that_answers_nothing_else_while_it_generates_is_not_given_up(run: Path) -> None:
+    endpoint = OneAtATime(looks=5)
+    async with hosted(run, endpoint) as it:
+        assert (await it.ask(await it.open(), "hello")).status == 200
+    assert len(endpoint.bodies) == 1

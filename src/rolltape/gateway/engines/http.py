@@ -17,7 +17,7 @@ from rolltape.serving import describe_os_error
 
 _T = TypeVar("_T")
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 8.0  # less than Patience.look_every_s, so that a check finds a machine that is gone
 ASK_TIMEOUT_S = 20.0  # for everything but a generation, which has no limit here
 # uvicorn and llama.cpp close an idle connection after 5 s. A request on a closing connection would be lost.
 _KEEPALIVE_S = 3.0
