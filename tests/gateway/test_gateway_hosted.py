@@ -582,3 +582,72 @@ async def test_an_endpoint_that_answers_nothing_else_while_it_generates_is_not_g
     async with hosted(run, endpoint) as it:
         assert (await it.ask(await it.open(), "hello")).status == 200
     assert len(endpoint.bodies) == 1
+
+
+PICTURE = "data:image/png;base64,AAAA"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+# The parts of a user message with an image and another medium, in each API's form.
+SEEN: dict[Api, list[Json]] = {
+    Api.MESSAGES: [
+        {"type": "text", "text": "this", "citations": []},
+        {"type": "image", "source": SOURCE, "cache_control": {"type": "ephemeral"}},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+        {"type": "document", "source": SOURCE | {"media_type": "application/pdf"}},
+    ],
+    Api.RESPONSES: [
+        {"type": "input_text", "text": "this"},
+        {"type": "input_image", "image_url": PICTURE, "detail": "low"},
+        {"type": "input_image", "image_url": "https://example.org/a.png"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
+    ],
+    Api.GEMINI: [
+        {"text": "this"},
+        {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
+        {"fileData": {"mimeType": "image/png", "fileUri": "https://example.org/a.png"}},
+        {"inlineData": {"mimeType": "application/pdf", "data": "AAAA"}},
+    ],
+}
+
+
+@pytest.mark.parametrize("api", SEEN)
+async def test_images_reach_an_endpoint_from_every_api_and_nothing_beside_them(run: Path, api: Api) -> None:
+    endpoint = Endpoint()
+    *images, _ = SEEN[api]
+    async with hosted(run, endpoint) as it:
+        seen = await it.ask(await it.open(), [{"role": "user", "content": images}], api)
+        partly = await it.ask(await it.open(task_id="u"), [{"role": "user", "content": SEEN[api]}], api)
+    detail = {"detail": "low"} if api is Api.RESPONSES else {}
+    passed_on = [
+        {"type": "text", "text": "this"},
+        {"type": "image_url", "image_url": {"url": PICTURE, **detail}},
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    ]
+    assert endpoint.bodies[0]["messages"] == [{"role": "user", "content": passed_on}]
+    *first, document = endpoint.bodies[1]["messages"][0]["content"]
+    assert (first, document.keys(), document["type"]) == (passed_on, {"type", "text"}, "text")
+    assert "x-rolltape-ignored-params" not in seen.headers
+    assert partly.headers["x-rolltape-ignored-params"] == "1 of 3 media: shown to the model as a placeholder"
+    assert ["media_left_out" in turn.facts.flags for turn in it.turns()] == [False, True]
+
+
+async def test_an_image_in_a_tools_result_is_a_placeholder_since_results_are_text(run: Path) -> None:
+    endpoint = Endpoint()
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": SOURCE}]}
+    async with hosted(run, endpoint) as it:
+        said = [user("look"), used, {"role": "user", "content": [result]}]
+        answer = await it.ask(await it.open(), said, Api.MESSAGES)
+    (part,) = endpoint.bodies[0]["messages"][2]["content"]
+    assert part == {"type": "text", "text": "[image: image/png, 3 bytes; this model reads text only]"}
+    assert answer.headers["x-rolltape-ignored-params"] == "1 of 1 media: shown to the model as a placeholder"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_reasoning_keeps_the_name_that_the_endpoint_gives_it(run: Path, stream: bool, name: str) -> None:
+    """Groq refuses a conversation with `reasoning_content`, which is DeepSeek's name."""
+    async with hosted(run, Endpoint(message={"role": "assistant", "content": "Hi.", name: "hm"})) as it:
+        answer = await it.ask(await it.open(), "hello", stream=stream)
+    pieces = [choice["delta" if stream else "message"] for event in answer.events for choice in event["choices"]]
+    told = {field: value for piece in pieces for field, value in piece.items() if field.startswith("reasoning")}
+    assert told == {name: "hm"}

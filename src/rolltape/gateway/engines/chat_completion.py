@@ -112,6 +112,7 @@ def generated(completion: ChatCompletion, where: str, *, repaired: bool) -> Gene
     usage = _usage(completion.usage)
     prompt_ids, ids, logprobs = _token_arrays(completion, choice, where)
     upstream = {name: _word(getattr(completion, name)) for name in _WORDS} | {"usage": usage, "finish_reason": reason}
+    upstream["reasoning_field"] = _reasoning_field(choice.message)
     upstream["logprobs"] = _logprobs_of_texts(choice, where) if prompt_ids is None else None
     odd = {TurnFlag.REPAIRED_UNICODE: repaired, TurnFlag.MALFORMED_CALL: is_malformed}
     return Generated(
@@ -178,6 +179,12 @@ def chat_form(message: Any) -> tuple[dict[str, Any], bool]:
     if calls:
         reply["tool_calls"] = calls
     return reply, bool(unread)
+
+
+def _reasoning_field(message: Any) -> str | None:
+    """The field with the reasoning, if it has another name than `reasoning_content`."""
+    given: dict[str, Any] = message if isinstance(message, dict) else {}
+    return "reasoning" if not _text(given.get("reasoning_content")) and _text(given.get("reasoning")) else None
 
 
 def _own_fields(given: dict[str, Any], formed: frozenset[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rolltape.gateway.engines.http import HttpEngine
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
+from rolltape.gateway.wire.images import image_part
 from rolltape.records.turn import NO_IDS, Finish
 
 # Endpoints refuse keys that they do not know.
@@ -109,9 +110,16 @@ def _status(error: Any) -> int | None:
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     plain = {key: message[key] for key in _MESSAGE_KEYS if key in message}
+    if isinstance(plain.get("content"), list):
+        is_user = message["role"] == "user"  # OpenAI takes images from no other role
+        plain["content"] = [(is_user and image_part(part)) or _text_part(part) for part in plain["content"]]
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [{key: call[key] for key in _CALL_KEYS if key in call} for call in plain["tool_calls"]]
     return plain
+
+
+def _text_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": part["text"]}
 
 
 def _tools(ask: ChatRequest) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from rolltape.gateway.turn.generate import INTERRUPTED, Generator
 from rolltape.gateway.turn.history import HistoryMatch
 from rolltape.gateway.turn.prompting import Prompt, build_prompt, given_ids, resume_prompt, take_prompt
 from rolltape.gateway.turn.replies import cut_at_stop, decide_finish, keep_ids, parse_outcome, turn_fields
+from rolltape.gateway.wire.images import count_images
 from rolltape.records.turn import Delivery, Finish, Ids, TokenChain, Turn
 
 if TYPE_CHECKING:
@@ -203,6 +204,8 @@ class Turns:
             if turn.token_details.top_logprobs and TOP_LOGPROBS not in self._pool.applies:
                 turn.token_details = msgspec.structs.replace(turn.token_details, top_logprobs=0)
                 turn.ignored_params += (_SAMPLED_ALONE,)
+        if turn.request.media and not self._pool.token_faithful:
+            turn.request = _without_passed_images(turn.request)
         if turn.request.raw is not None and not self._pool.token_faithful:
             # The endpoint gets the body unchanged, and itself reports what its model does not support.
             turn.request, turn.ignored_params = msgspec.structs.replace(turn.request, media=()), withheld
@@ -454,6 +457,13 @@ def _missing_details(turn: GatewayTurn) -> str:
     if turn.request.raw is not None and turn.upstream.get("logprobs") is not None:
         return "token ids" if wanted.ids else ""
     return "" if wanted == TokenDetails() else "token ids and logprobs"
+
+
+def _without_passed_images(request: ChatRequest) -> ChatRequest:
+    """A request for a hosted endpoint; of its media, only those that the model sees as placeholders are listed."""
+    count, passed_on = len(request.media), count_images(request.messages)
+    left = (f"{count - passed_on} of {count} media",) if passed_on < count else ()
+    return msgspec.structs.replace(request, media=left)
 
 
 def _covered(after: Turn | None) -> int:

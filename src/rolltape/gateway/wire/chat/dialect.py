@@ -74,7 +74,7 @@ class ChatStream(ChunkStream):
         return event(self._chunk({"role": "assistant", "content": None}, **prompt_ids(self._turn)))
 
     def reasoning(self, piece: str) -> bytes:
-        return event(self._chunk({"reasoning_content": piece}))
+        return event(self._chunk({_reasoning_field(self._turn): piece}))
 
     def text(self, piece: str) -> bytes:
         return event(self._chunk({"content": piece}))
@@ -86,7 +86,7 @@ class ChatStream(ChunkStream):
         for index, turn in enumerate(self._turn.choices[1:], 1):
             chunks.append(self._chunk({"role": "assistant", "content": None}, index))
             if turn.shown.reasoning:
-                chunks.append(self._chunk({"reasoning_content": turn.shown.reasoning}, index))
+                chunks.append(self._chunk({_reasoning_field(turn): turn.shown.reasoning}, index))
             if turn.shown.text:
                 chunks.append(self._chunk({"content": turn.shown.text}, index))
             chunks += self._end(index, turn)
@@ -123,11 +123,16 @@ def _message(turn: "GatewayTurn") -> dict[str, Any]:
         "refusal": turn.message.get("refusal"),
     }
     if reasoning := turn.message.get("reasoning_content"):
-        message["reasoning_content"] = reasoning
+        message[_reasoning_field(turn)] = reasoning
     message |= _own_fields(turn)
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _reasoning_field(turn: "GatewayTurn") -> str:
+    """The name of the reasoning, which is a hosted endpoint's own: it may refuse another name in an echo."""
+    return turn.upstream.get("reasoning_field") or "reasoning_content"
 
 
 def _own_fields(turn: "GatewayTurn") -> dict[str, Any]:
