@@ -234,6 +234,21 @@ async def test_a_request_says_the_same_in_its_path_or_metadata(run: Path) -> Non
     assert (found.head.task_id, found.head.step, len(found.turns)) == ("t1", 3, 3)
 
 
+async def test_a_request_that_names_another_task_than_its_session_is_told_so(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        for about, told in (
+            ({"x_rolltape_task": "t1", "x_rolltape_step": "3"}, None),
+            ({"x_rolltape_task": "t1"}, None),
+            ({"x_rolltape_task": "t2"}, "x-rolltape-task 't2': the session was opened with 't1'"),
+            ({"x_rolltape_step": "4", "x_rolltape_attempt": "0"}, "x-rolltape-step 4: the session was opened with 3"),
+        ):
+            headers: dict[str, Any] = {"x_rolltape_session": "s1", **about}
+            assert (await ask(it, "hello", **headers)).headers.get("x-rolltape-ignored-params") == told
+        assert len(it.gateway.service.sessions) == 1
+    (found,) = rollouts(run)
+    assert [bool(turn.ignored_params) for turn in found.turns] == [False, False, True, True]
+
+
 async def test_a_rollout_is_found_and_rewarded_by_the_name_of_its_session(run: Path) -> None:
     async with rig(run, numbered, open=True) as it:
         for name in ("s1", "s2"):

@@ -16,7 +16,7 @@ import msgspec
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.sessions import key_digest
+from rolltape.gateway.sessions import SessionSpec, key_digest
 from rolltape.records.ids import group_id, rollout_id
 from rolltape.records.messages import canonical_message, content_text
 from rolltape.tape.recording.tape import Tape
@@ -82,6 +82,23 @@ def _count(text: str | None, field: str) -> int | None:
     if not text.isdecimal() or len(text) > 15:
         raise BadRequest(f"x-rolltape-{field} is {text[:40]!r}; give a whole number")
     return int(text)
+
+
+def contradictions(identity: Identity, spec: SessionSpec) -> tuple[str, ...]:
+    """What a request names differently from its session, which keeps what it was opened with."""
+    opened_with = {
+        "task": spec.task_id,
+        "step": spec.step,
+        "attempt": spec.attempt,
+        "split": spec.split,
+        "source": spec.source,
+    }
+    given = {field: getattr(identity, field) for field in opened_with if getattr(identity, field)}
+    return tuple(
+        f"x-rolltape-{field} {ascii(value)[:80]}: the session was opened with {ascii(opened_with[field])[:80]}"
+        for field, value in given.items()
+        if value != opened_with[field]
+    )
 
 
 def digest_beginning(messages: Sequence[Mapping[str, Any]]) -> bytes:
