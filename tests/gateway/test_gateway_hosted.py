@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 import rolltape
-from gateways import CALCULATOR, QUICK, Api, Rig, body_of, said_finish, scripted, text_of, user
+from gateways import CALCULATOR, QUICK, Api, Rig, body_of, said_finish, scripted, streamed_text_of, text_of, user
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import TurnFlag
 from rolltape.tree import tree_of
@@ -651,3 +651,20 @@ async def test_reasoning_keeps_the_name_that_the_endpoint_gives_it(run: Path, st
     pieces = [choice["delta" if stream else "message"] for event in answer.events for choice in event["choices"]]
     told = {field: value for piece in pieces for field, value in piece.items() if field.startswith("reasoning")}
     assert told == {name: "hm"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", Api)
+async def test_a_refusal_of_the_model_reaches_the_agent(run: Path, api: Api, stream: bool) -> None:
+    """OpenAI's models refuse in a field of their own where a schema was asked for. Only Chat Completions has it."""
+    endpoint = Endpoint(message={"role": "assistant", "content": None, "refusal": "I cannot.", "audio": {"id": "a"}})
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, "hello", api, stream=stream)
+        if api is Api.CHAT:
+            pieces = [c["delta" if stream else "message"] for event in answer.events for c in event["choices"]]
+            assert [piece["refusal"] for piece in pieces if piece.get("refusal")] == ["I cannot."]
+            echo = {"role": "assistant", "content": None, "refusal": "I cannot."}
+            assert (await it.ask(opened, [user("hello"), echo, user("go on")])).status == 200
+        else:
+            assert (streamed_text_of(api, answer) if stream else text_of(api, answer)) == "I cannot."

@@ -32,6 +32,7 @@ _DEEPEST_FIELD = 100  # levels: the echo is nested in a body, whose own limit is
 # The fields of a message and of a call that are brought into one form; the others are kept as they are.
 _FORMED = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "id"}
+    | {"audio"}  # left out: no client can ask for it, nor send it back
 )
 _FORMED_OF_CALL = frozenset({"id", "type", "function", "custom", "index", "name", "arguments"})
 _LARGEST = 2**53
@@ -102,13 +103,15 @@ def _finite(digits: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def generated(completion: ChatCompletion, where: str, *, repaired: bool) -> Generated:
-    """The reply of an answer; raises EngineFault if there is none."""
+def generated(completion: ChatCompletion, where: str, *, repaired: bool, refusal_as_text: bool) -> Generated:
+    """The reply of an answer; raises EngineFault if there is none. Only Chat Completions has a field for a refusal."""
     if not completion.choices:
         raise EngineFault(f"{where}: an answer without choices")
     choice = completion.choices[0]
     finish, reason = _finish(choice.finish_reason, where)
     message, is_malformed = chat_form(choice.message)
+    if refusal_as_text and (refusal := message.pop("refusal", None)):
+        message["content"] = "\n".join(text for text in (message["content"], refusal) if text)
     usage = _usage(completion.usage)
     prompt_ids, ids, logprobs = _token_arrays(completion, choice, where)
     upstream = {name: _word(getattr(completion, name)) for name in _WORDS} | {"usage": usage, "finish_reason": reason}

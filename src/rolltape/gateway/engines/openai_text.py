@@ -66,7 +66,7 @@ class OpenAITextEngine(HttpEngine):
         completion, repaired = read_completion(data, where)
         if (error := completion.failure) is not None:
             raise self._http.fault(where, error, status=_status(error))
-        return generated(completion, where, repaired=repaired)
+        return generated(completion, where, repaired=repaired, refusal_as_text=wanted.request.raw is None)
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
         request = wanted.request

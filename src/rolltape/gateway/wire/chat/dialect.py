@@ -97,6 +97,8 @@ class ChatStream(ChunkStream):
         message, chunks = _message(turn), []
         if message["content"] == "":
             chunks.append(self._chunk({"content": ""}, index))
+        if refusal := turn.message.get("refusal"):
+            chunks.append(self._chunk({"refusal": refusal}, index))
         if own := _own_fields(turn):
             chunks.append(self._chunk(own, index))
         if "tool_calls" in message:
