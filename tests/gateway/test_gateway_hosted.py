@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 import rolltape
-from gateways import CALCULATOR, QUICK, Api, Rig, body_of, said_finish, scripted, streamed_text_of, text_of, user
+from gateways import CALCULATOR, PATHS, QUICK, Api, Rig, body_of, said_finish, scripted, streamed_text_of, text_of, user
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import TurnFlag
 from rolltape.tree import tree_of
@@ -516,7 +516,7 @@ async def test_fields_of_an_endpoints_own_reach_the_agent_and_come_back(run: Pat
         await it.ask(opened, [user("hello"), echo, result], tools=[CALCULATOR])
     assert {name: told[name] for name in OWN} == OWN
     assert (made["function"], made["extra_content"]) == (function, SIGNED)
-    assert endpoint.bodies[1]["messages"][1] == echo
+    assert endpoint.bodies[1]["messages"][1] == echo | {"tool_calls": [made | {"id": "1"}]}
     first, second = it.turns()
     assert first.reply is not None
     assert {name: first.reply.to_dict()[name] for name in OWN} == OWN
@@ -668,3 +668,34 @@ async def test_a_refusal_of_the_model_reaches_the_agent(run: Path, api: Api, str
             assert (await it.ask(opened, [user("hello"), echo, user("go on")])).status == 200
         else:
             assert (streamed_text_of(api, answer) if stream else text_of(api, answer)) == "I cannot."
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
+async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -> None:
+    """Mistral refuses ids that are not nine letters and digits. The agent gets unique ones."""
+    function = {"name": "calculator", "arguments": '{"expression": "1"}'}
+    made = [{"id": one, "type": "function", "function": function} for one in ("D681PevKs", "", "x", "x")]
+    endpoint = Endpoint(message={"role": "assistant", "content": None, "tool_calls": made}, finish_reason="tool_calls")
+    tools = [CALCULATOR] if api is Api.CHAT else [{"name": "calculator", "input_schema": {"type": "object"}}]
+
+    def asked(first: Json) -> tuple[list[str], list[Json]]:
+        if api is Api.CHAT:
+            echo = first["choices"][0]["message"]
+            ids = [call["id"] for call in echo["tool_calls"]]
+            return ids, [echo, *({"role": "tool", "tool_call_id": one, "content": "1"} for one in ids)]
+        ids = [block["id"] for block in first["content"]]
+        results = [{"type": "tool_result", "tool_use_id": one, "content": "1"} for one in ids]
+        return ids, [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": results}]
+
+    async with hosted(run, endpoint, open=True) as it:
+        body = body_of(api, "hello", tools=tools)
+        headers = {"x_rolltape_session": "s", "x_api_key": "k"}
+        ids, rest = asked((await it.call("POST", PATHS[api], body, **headers)).json)
+        again = body_of(api, [user("hello"), *rest], tools=tools)
+        assert (await it.call("POST", PATHS[api], again, **headers)).status == 200
+    assert len(set(ids)) == 4
+    assert not {"D681PevKs", "x"} & set(ids)
+    _, assistant, *results = endpoint.bodies[-1]["messages"]
+    sent = ["D681PevKs", *ids[1:]]
+    assert [call["id"] for call in assistant["tool_calls"]] == sent
+    assert [result["tool_call_id"] for result in results] == sent

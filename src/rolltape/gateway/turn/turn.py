@@ -315,7 +315,7 @@ class Turns:
                 stop_ids=tuple(dict.fromkeys((*self._prompts.stop_ids, *turn.request.stop_ids))),
                 vocabulary=self._prompts.vocabulary,
                 held_tokens=_covered(turn.prompt.after),
-                request=turn.request,
+                request=self._request_for_engine(turn),
                 top_logprobs=turn.token_details.top_logprobs,
                 ids_json=turn.session.ids_json,
                 constraint=turn.constraint,
@@ -327,6 +327,12 @@ class Turns:
                 turn.failure = str(error)
                 turn.failed = error if isinstance(error, EngineFailed) else None
         turn.engine_s = time.perf_counter() - began
+
+    def _request_for_engine(self, turn: GatewayTurn) -> ChatRequest:
+        """The request for an engine that takes messages."""
+        if self._pool.token_faithful:
+            return turn.request
+        return turn.session.endpoint_ids.put_into(turn.request, turn.session.recorder.turns)
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | PlainText | None":
         """The splitter that finds what can be streamed, or None if the reply is shown when it has ended."""
