@@ -699,3 +699,32 @@ async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -
     sent = ["D681PevKs", *ids[1:]]
     assert [call["id"] for call in assistant["tool_calls"]] == sent
     assert [result["tool_call_id"] for result in results] == sent
+
+
+class ReasoningModel(Endpoint):
+    """An endpoint that refuses the older name of the limit, as OpenAI does for its models that think."""
+
+    async def chat(self, request: web.Request) -> web.Response:
+        if "max_tokens" not in json.loads(await request.read()):
+            return await super().chat(request)
+        self.bodies.append(json.loads(await request.read()))
+        message = "Unsupported parameter: 'max_tokens' is not supported with this model. "
+        error = {
+            "message": f"{message}Use 'max_completion_tokens' instead.",
+            "type": "invalid_request_error",
+            "param": "max_tokens",
+            "code": "unsupported_parameter",
+        }
+        return web.json_response({"error": error}, status=400)
+
+
+async def test_a_limit_goes_on_under_the_name_that_the_endpoint_knows(run: Path) -> None:
+    endpoint = ReasoningModel()
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answers = [await it.ask(opened, f"hello {number}", Api.MESSAGES) for number in range(2)]
+        own = await it.ask(opened, "hello", max_tokens=5)
+    assert [answer.status for answer in answers] == [200, 200]
+    limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in endpoint.bodies]
+    assert limits == [(512, None), (None, 512), (None, 512), (5, None)]
+    assert (own.status, own.json["error"]["code"]) == (400, "unsupported_parameter")  # it is the agent's own name

@@ -50,6 +50,7 @@ class OpenAITextEngine(HttpEngine):
         super().__init__("openai", url, api_key)
         self._model = model
         self._limit_field = limit_field
+        self._newer_limit: set[str] = set()  # models that refused the older name of the limit
 
     async def facts(self) -> EngineFacts:
         with suppress(EngineFault):  # the endpoint answers, but does not list its models
@@ -57,8 +58,7 @@ class OpenAITextEngine(HttpEngine):
         return EngineFacts(model=self._model)
 
     async def generate(self, wanted: Generation) -> Generated:
-        body = msgspec.json.encode(self._body(wanted))
-        data = await self._run(wanted.id, self._http.post("/chat/completions", body))
+        data = await self._answer(wanted)
         if data is None:
             message = {"role": "assistant", "content": ""}
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT, message=message)
@@ -68,19 +68,37 @@ class OpenAITextEngine(HttpEngine):
             raise self._http.fault(where, error, status=_status(error))
         return generated(completion, where, repaired=repaired, refusal_as_text=wanted.request.raw is None)
 
+    async def _answer(self, wanted: Generation) -> bytes | None:
+        """The endpoint's answer, or None if the generation was aborted."""
+        body = self._body(wanted)
+        try:
+            return await self._post(wanted, body)
+        except EngineFault as error:
+            raw, (newer, older) = wanted.request.raw or {}, _LIMITS
+            is_agents = any(raw.get(name) is not None for name in _LIMITS)
+            if is_agents or older not in body or error.status != 400 or newer not in str(error):
+                raise
+            self._newer_limit.add(body["model"])  # as OpenAI's models that think
+        return await self._post(wanted, self._body(wanted))
+
+    async def _post(self, wanted: Generation, body: dict[str, Any]) -> bytes | None:
+        return await self._run(wanted.id, self._http.post("/chat/completions", msgspec.json.encode(body)))
+
     def _body(self, wanted: Generation) -> dict[str, Any]:
         request = wanted.request
+        model = self._model or request.model
+        default_limit = _LIMITS[0] if model in self._newer_limit else self._limit_field
         decided = {name: value for name, value in wanted.decided.to_dict().items() if name in _APPLIES}
         limit = decided.pop("max_tokens", None)
         if request.raw is None:
             messages = [_plain_message(message) for message in request.messages]
             body = {"messages": messages, **_tools(request), **_output_form(request), **_effort(request)}
-            limit_field = self._limit_field
+            limit_field = default_limit
         else:
             body = _as_it_came(request.raw, request)
-            limit_field = next((name for name in _LIMITS if body.get(name) is not None), self._limit_field)
+            limit_field = next((name for name in _LIMITS if body.get(name) is not None), default_limit)
         given = decided if limit is None else {**decided, limit_field: limit}
-        return {**body, "model": self._model or request.model, **given}
+        return {**body, "model": model, **given}
 
 
 def _as_it_came(raw: dict[str, Any], request: ChatRequest) -> dict[str, Any]:
