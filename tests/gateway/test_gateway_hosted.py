@@ -728,3 +728,34 @@ async def test_a_limit_goes_on_under_the_name_that_the_endpoint_knows(run: Path)
     limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in endpoint.bodies]
     assert limits == [(512, None), (None, 512), (None, 512), (5, None)]
     assert (own.status, own.json["error"]["code"]) == (400, "unsupported_parameter")  # it is the agent's own name
+
+
+TOO_LONG = "This model's maximum context length is 4096 tokens."
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ([{"error": {"code": 400, "message": TOO_LONG, "status": "INVALID_ARGUMENT"}}], TOO_LONG),  # Google's
+        (
+            {
+                "error": {
+                    "message": "Provider returned error",
+                    "code": 400,
+                    "metadata": {"raw": json.dumps({"error": {"message": TOO_LONG}}), "provider_name": "p"},
+                }
+            },
+            f"Provider returned error: {TOO_LONG}",
+        ),
+        ({"error": {"message": "Provider returned error", "metadata": {"raw": TOO_LONG}}}, TOO_LONG),  # OpenRouter's
+        ({"error": {"message": TOO_LONG, "metadata": {"raw": None}}}, TOO_LONG),
+    ],
+)
+async def test_the_reason_is_found_wherever_an_endpoint_puts_it(run: Path, body: Any, told: str) -> None:
+    endpoint = Endpoint()
+    endpoint.status, endpoint.body = 400, json.dumps(body).encode()
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hello")
+    assert answer.json["error"]["code"] == "context_length_exceeded"
+    assert told in answer.error
+    assert "{" not in answer.error
