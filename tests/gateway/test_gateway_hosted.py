@@ -13,7 +13,20 @@ import pytest
 from aiohttp import web
 
 import rolltape
-from gateways import CALCULATOR, PATHS, QUICK, Api, Rig, body_of, said_finish, scripted, streamed_text_of, text_of, user
+from gateways import (
+    CALCULATOR,
+    PATHS,
+    QUICK,
+    Api,
+    Rig,
+    body_of,
+    rig,
+    said_finish,
+    scripted,
+    streamed_text_of,
+    text_of,
+    user,
+)
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import TurnFlag
 from rolltape.tree import tree_of
@@ -759,3 +772,21 @@ async def test_the_reason_is_found_wherever_an_endpoint_puts_it(run: Path, body:
     assert answer.json["error"]["code"] == "context_length_exceeded"
     assert told in answer.error
     assert "{" not in answer.error
+
+
+async def test_tools_that_an_endpoint_runs_itself_go_on_unless_the_session_forbids_them(run: Path) -> None:
+    endpoint = Endpoint()
+    search, builtin = {"type": "browser_search"}, {"type": "builtin_function", "function": {"name": "$web_search"}}
+    tools = [search, CALCULATOR, builtin]
+    async with hosted(run, endpoint) as it:
+        for spec in ({}, {"denied_tools": ["browser_search"]}, {"allowed_tools": ["calculator"]}):
+            answer = await it.ask(await it.open(task_id=str(spec), **spec), "hello", tools=tools)
+            assert answer.status == 200, answer.raw
+    assert [body["tools"] for body in endpoint.bodies] == [tools, [CALCULATOR, builtin], [CALCULATOR]]
+    assert answer.headers["x-rolltape-ignored-params"].startswith("tools: browser_search is denied in this session; ")
+
+
+async def test_a_tool_that_nobody_here_runs_is_listed(run: Path) -> None:
+    async with rig(run) as it:
+        answer = await it.ask(await it.open(), "hello", tools=[{"type": "browser_search"}, CALCULATOR])
+    assert answer.headers["x-rolltape-ignored-params"] == "tools: 'browser_search' is not offered here"

@@ -104,13 +104,18 @@ class OpenAITextEngine(HttpEngine):
 def _as_it_came(raw: dict[str, Any], request: ChatRequest) -> dict[str, Any]:
     """A body without the tools that its session forbids, and without the fields about tools if none is left."""
     allowed = {tool["function"]["name"] for tool in request.all_tools or ()}
-    tools = [tool for tool in raw.get("tools") or () if tool[tool["type"]]["name"] in allowed]
+    tools = [tool for tool in raw.get("tools") or () if _is_allowed(tool, request, allowed)]
     body = {name: value for name, value in raw.items() if name not in _NOT_PASSED_ON}
     if not tools:
         return {name: value for name, value in body.items() if name not in _OF_TOOLS}
     if isinstance(choice := body.get("tool_choice"), dict) and not _names(choice) <= allowed:
         del body["tool_choice"]
     return {**body, "tools": tools}
+
+
+def _is_allowed(tool: dict[str, Any], request: ChatRequest, allowed: set[str]) -> bool:
+    kind = tool["type"]
+    return tool[kind]["name"] in allowed if kind in ("function", "custom") else kind in request.endpoint_tools
 
 
 def _names(choice: dict[str, Any]) -> set[str]:
