@@ -790,3 +790,45 @@ async def test_a_tool_that_nobody_here_runs_is_listed(run: Path) -> None:
     async with rig(run) as it:
         answer = await it.ask(await it.open(), "hello", tools=[{"type": "browser_search"}, CALCULATOR])
     assert answer.headers["x-rolltape-ignored-params"] == "tools: 'browser_search' is not offered here"
+
+
+@pytest.mark.parametrize("api", [Api.MESSAGES, Api.RESPONSES, Api.GEMINI])
+async def test_an_endpoint_gets_its_own_fields_of_a_call_back_from_apis_without_them(run: Path, api: Api) -> None:
+    written = {"name": "calculator", "arguments": '{"expression":"1"}'}
+    call: Json = {"id": "1", "type": "function", "function": written, "extra_content": SIGNED}
+    details = OWN["reasoning_details"]
+    message = {"role": "assistant", "reasoning": "hm", "reasoning_details": details, "tool_calls": [call]}
+    endpoint = Endpoint(message={"content": None, **message}, finish_reason="tool_calls")
+    function = {"name": "calculator", "parameters": {"type": "object"}}
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        tools: list[Json]
+        match api:
+            case Api.MESSAGES:
+                tools = [{"name": "calculator", "input_schema": {"type": "object"}}]
+                first = (await it.ask(opened, "hello", api, tools=tools)).json["content"]
+                result = {"type": "tool_result", "tool_use_id": first[-1]["id"], "content": "1"}
+                rest = [{"role": "assistant", "content": first}, {"role": "user", "content": [result]}]
+            case Api.RESPONSES:
+                tools = [{"type": "function", **function}]
+                first = (await it.ask(opened, "hello", api, tools=tools)).json["output"]
+                rest = [
+                    *first,
+                    {"type": "function_call_output", "call_id": first[-1]["call_id"], "output": "1"},
+                ]
+            case _:
+                tools = [{"functionDeclarations": [function]}]
+                first = (await it.ask(opened, "hello", api, tools=tools)).json["candidates"][0]["content"]
+                result = {"functionResponse": {"name": "calculator", "response": {"output": "1"}}}
+                rest = [{"role": "assistant", "content": first["parts"]}, {"role": "user", "content": [result]}]
+        await it.ask(opened, [user("hello"), *rest], api, tools=tools)
+    assert endpoint.bodies[1]["messages"][1] == {"content": None, **message}
+
+
+async def test_an_agent_cannot_write_such_fields_itself(run: Path) -> None:
+    endpoint = Endpoint()
+    async with hosted(run, endpoint) as it:
+        for own in ("x", {"role": "system"}):
+            said = [user("hello") | {"endpoint_fields": own}]
+            assert (await it.ask(await it.open(task_id=str(own)), said, Api.RESPONSES)).status == 200
+    assert [body["messages"] for body in endpoint.bodies] == [[user("hello")]] * 2

@@ -18,6 +18,7 @@ from rolltape.gateway.engines.http import HttpEngine
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
+from rolltape.gateway.turn.endpoint_replies import OWN
 from rolltape.gateway.wire.images import image_part
 from rolltape.records.turn import NO_IDS, Finish
 
@@ -137,8 +138,11 @@ def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
         is_user = message["role"] == "user"  # OpenAI takes images from no other role
         plain["content"] = [(is_user and image_part(part)) or _text_part(part) for part in plain["content"]]
     if isinstance(plain.get("tool_calls"), list):
-        plain["tool_calls"] = [{key: call[key] for key in _CALL_KEYS if key in call} for call in plain["tool_calls"]]
-    return plain
+        plain["tool_calls"] = [
+            {key: call[key] for key in _CALL_KEYS if key in call} | call.get(OWN, {}) for call in plain["tool_calls"]
+        ]
+    own: dict[str, Any] = message.get(OWN, {})
+    return plain | own
 
 
 def _text_part(part: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import can_cut_calls, is_met
-from rolltape.gateway.turn.endpoint_ids import match_ids
+from rolltape.gateway.turn.endpoint_replies import match_ids
 from rolltape.gateway.turn.generate import PartialGeneration
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text

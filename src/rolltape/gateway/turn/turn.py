@@ -332,7 +332,7 @@ class Turns:
         """The request for an engine that takes messages."""
         if self._pool.token_faithful:
             return turn.request
-        return turn.session.endpoint_ids.put_into(turn.request, turn.session.recorder.turns)
+        return turn.session.endpoint_replies.put_into(turn.request, turn.session.recorder.turns)
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | PlainText | None":
         """The splitter that finds what can be streamed, or None if the reply is shown when it has ended."""
