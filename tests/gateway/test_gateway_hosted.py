@@ -650,8 +650,8 @@ async def test_an_image_in_a_tools_result_is_a_placeholder_since_results_are_tex
     async with hosted(run, endpoint) as it:
         said = [user("look"), used, {"role": "user", "content": [result]}]
         answer = await it.ask(await it.open(), said, Api.MESSAGES)
-    (part,) = endpoint.bodies[0]["messages"][2]["content"]
-    assert part == {"type": "text", "text": "[image: image/png, 3 bytes; this model reads text only]"}
+    placeholder = "[image: image/png, 3 bytes; this model reads text only]"
+    assert endpoint.bodies[0]["messages"][2]["content"] == placeholder
     assert answer.headers["x-rolltape-ignored-params"] == "1 of 1 media: shown to the model as a placeholder"
 
 
@@ -832,3 +832,26 @@ async def test_an_agent_cannot_write_such_fields_itself(run: Path) -> None:
             said = [user("hello") | {"endpoint_fields": own}]
             assert (await it.ask(await it.open(task_id=str(own)), said, Api.RESPONSES)).status == 200
     assert [body["messages"] for body in endpoint.bodies] == [[user("hello")]] * 2
+
+
+async def test_messages_from_another_api_have_the_plainest_form(run: Path) -> None:
+    """DeepSeek takes texts and no parts, OpenAI no assistant without a text and calls."""
+    endpoint = Endpoint()
+    thought = {"type": "thinking", "thinking": "hm", "signature": "theirs"}
+    used = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "1"}]}
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": [thought]},
+        user("go on"),
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result]},
+    ]
+    system = [
+        {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "brief."},
+    ]
+    async with hosted(run, endpoint) as it:
+        assert (await it.ask(await it.open(), said, Api.MESSAGES, system=system)).status == 200
+    contents = [message["content"] for message in endpoint.bodies[0]["messages"]]
+    assert contents == ["Be brief.", "one two", "", "go on", None, "1"]

@@ -20,6 +20,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.gateway.turn.endpoint_replies import OWN
 from rolltape.gateway.wire.images import image_part
+from rolltape.records.messages import content_text
 from rolltape.records.turn import NO_IDS, Finish
 
 # Endpoints refuse keys that they do not know.
@@ -134,9 +135,13 @@ def _status(error: Any) -> int | None:
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     plain = {key: message[key] for key in _MESSAGE_KEYS if key in message}
-    if isinstance(plain.get("content"), list):
+    if isinstance(parts := plain.get("content"), list):
         is_user = message["role"] == "user"  # OpenAI takes images from no other role
-        plain["content"] = [(is_user and image_part(part)) or _text_part(part) for part in plain["content"]]
+        with_images = [(is_user and image_part(part)) or _text_part(part) for part in parts]
+        is_text = all(part["type"] == "text" for part in with_images)
+        plain["content"] = content_text(parts) if is_text else with_images  # DeepSeek takes no list of texts
+    if message["role"] == "assistant" and plain.get("content") is None and not plain.get("tool_calls"):
+        plain["content"] = ""  # OpenAI refuses null
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [
             {key: call[key] for key in _CALL_KEYS if key in call} | call.get(OWN, {}) for call in plain["tool_calls"]
