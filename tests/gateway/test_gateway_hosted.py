@@ -855,3 +855,13 @@ async def test_messages_from_another_api_have_the_plainest_form(run: Path) -> No
         assert (await it.ask(await it.open(), said, Api.MESSAGES, system=system)).status == 200
     contents = [message["content"] for message in endpoint.bodies[0]["messages"]]
     assert contents == ["Be brief.", "one two", "", "go on", None, "1"]
+
+
+async def test_a_developer_of_another_api_is_the_system(run: Path) -> None:
+    """Codex has such messages, and of the endpoints only OpenAI knows the role; over Chat the body goes on as it is."""
+    endpoint = Endpoint()
+    said = [{"role": "developer", "content": "Be brief."}, user("hello")]
+    async with hosted(run, endpoint) as it:
+        for api in (Api.RESPONSES, Api.CHAT):
+            assert (await it.ask(await it.open(task_id=api), said, api)).status == 200
+    assert [body["messages"][0]["role"] for body in endpoint.bodies] == ["system", "developer"]

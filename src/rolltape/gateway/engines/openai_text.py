@@ -135,6 +135,8 @@ def _status(error: Any) -> int | None:
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     plain = {key: message[key] for key in _MESSAGE_KEYS if key in message}
+    if message["role"] == "developer":
+        plain["role"] = "system"  # OpenAI's name, which others do not know; it takes both
     if isinstance(parts := plain.get("content"), list):
         is_user = message["role"] == "user"  # OpenAI takes images from no other role
         with_images = [(is_user and image_part(part)) or _text_part(part) for part in parts]
