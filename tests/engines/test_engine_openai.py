@@ -163,7 +163,7 @@ async def test_what_the_owner_decided_goes_before_what_came() -> None:
 async def test_what_the_endpoint_says_beside_the_message_is_kept() -> None:
     message = {"role": "assistant", "content": None, "refusal": "I cannot."}
     async with reaching(Endpoint(message, "content_filter")) as engine:
-        given = await engine.generate(generation([], messages=MESSAGES))
+        given = await engine.generate(with_ask(generation([], messages=MESSAGES), raw=RAW))
     assert given.finish is Finish.STOP
     assert given.message == message
     assert given.upstream == {

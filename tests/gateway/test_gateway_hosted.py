@@ -1,5 +1,6 @@
 """A hosted endpoint behind the gateway: what the agent sent goes on as it came, and what came back is kept."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,9 +13,23 @@ import pytest
 from aiohttp import web
 
 import rolltape
-from gateways import CALCULATOR, QUICK, Api, Rig, body_of, said_finish, scripted, text_of, user
+from gateways import (
+    CALCULATOR,
+    PATHS,
+    QUICK,
+    Api,
+    Rig,
+    body_of,
+    rig,
+    said_finish,
+    scripted,
+    streamed_text_of,
+    text_of,
+    user,
+)
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import TurnFlag
+from rolltape.tree import tree_of
 from scripted_engine import Json
 
 USAGE = {
@@ -35,6 +50,9 @@ class Endpoint:
         self.body: Json | bytes | None = None  # all of the answer; None: it is made of the above
         self.bodies: list[Json] = []
 
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": []})
+
     async def chat(self, request: web.Request) -> web.Response:
         self.bodies.append(json.loads(await request.read()))
         choice = {"index": 0, **self.answer}
@@ -49,6 +67,7 @@ async def hosted(run: Path, endpoint: Endpoint, **settings: Any) -> AsyncIterato
     """A gateway before an endpoint; there is no tokenizer."""
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.chat)
+    app.router.add_get("/v1/models", endpoint.models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -479,3 +498,370 @@ async def test_what_a_session_decides_and_an_endpoint_cannot_be_told_is_listed(r
     untold = [f"{name}: a hosted endpoint has no parameter for it" for name in ("thinking", "context_budget")]
     assert turn.ignored_params[-2:] == untold
     assert answer.headers["x-rolltape-ignored-params"].endswith("; ".join(untold))
+
+
+SIGNED = {"google": {"thought_signature": "c2ln"}}
+# What endpoints add to a message: OpenRouter details of the reasoning, which it wants back, and images; OpenAI links.
+OWN = {
+    "reasoning_details": [{"type": "reasoning.encrypted", "data": "ZW5j", "id": "rs_1", "index": 0}],
+    "images": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}],
+    "annotations": [{"type": "url_citation", "url_citation": {"url": "https://example.org", "start_index": 0}}],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("drops", [False, True])
+async def test_fields_of_an_endpoints_own_reach_the_agent_and_come_back(run: Path, stream: bool, drops: bool) -> None:
+    """Gemini refuses a call that comes back without its signature."""
+    call = {"id": "1", "type": "function", "index": 0, "extra_content": SIGNED}
+    function = {"name": "calculator", "arguments": '{"expression": "1"}'}
+    message = {"role": "assistant", "content": None, "audio": None, "tool_calls": [{**call, "function": function}]}
+    endpoint = Endpoint(message=message | OWN, finish_reason="tool_calls")
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, "hello", tools=[CALCULATOR], stream=stream)
+        pieces = [choice["delta" if stream else "message"] for event in answer.events for choice in event["choices"]]
+        told = {name: value for piece in pieces for name, value in piece.items()}
+        (made,) = told["tool_calls"]
+        echo = {"role": "assistant", "tool_calls": [made]} | ({} if drops else {name: told[name] for name in OWN})
+        endpoint.answer = {"message": {"role": "assistant", "content": "It is 1."}, "finish_reason": "stop"}
+        result = {"role": "tool", "tool_call_id": made["id"], "content": "1"}
+        await it.ask(opened, [user("hello"), echo, result], tools=[CALCULATOR])
+    assert {name: told[name] for name in OWN} == OWN
+    assert (made["function"], made["extra_content"]) == (function, SIGNED)
+    assert endpoint.bodies[1]["messages"][1] == echo | {"tool_calls": [made | {"id": "1"}]}
+    first, second = it.turns()
+    assert first.reply is not None
+    assert {name: first.reply.to_dict()[name] for name in OWN} == OWN
+    assert second.facts.extra.get("echoes", []) == (["fields_dropped"] if drops else [])
+    (rollout,) = rolltape.read(run).rollouts()
+    assert [placed.message_parent is None for placed in tree_of(rollout.sessions[0]).turns] == [True, False]
+
+
+async def test_what_an_agent_drops_of_an_endpoints_own_fields_is_no_fork_in_an_open_gateway(run: Path) -> None:
+    endpoint = Endpoint(message={"role": "assistant", "content": "Hi.", **OWN})
+    async with hosted(run, endpoint, open=True) as it:
+        said = [user("hello")]
+        for _ in range(2):
+            await it.call("POST", "/v1/chat/completions", body_of(Api.CHAT, said), x_api_key="k")
+            said += [{"role": "assistant", "content": "Hi."}, user("go on")]
+        assert len(it.gateway.service.sessions) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_usage_and_fingerprint_of_an_endpoint_reach_the_agent(run: Path, stream: bool) -> None:
+    logprobs = {"content": [{"token": "Hi.", "logprob": -0.5, "bytes": [72], "top_logprobs": []}], "refusal": None}
+    endpoint = Endpoint(logprobs=logprobs)
+    reported = {**USAGE, "total_tokens": 1400, "cost": 0.0125, "cost_details": {"upstream_inference_cost": None}}
+    endpoint.more = {"usage": reported, "system_fingerprint": "fp_1"}
+    asked: Json = {"logprobs": True, "stream_options": {"include_usage": True}} if stream else {"logprobs": True}
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hello", stream=stream, **asked)
+        both = await it.ask(await it.open(task_id="u"), "hello", logprobs=True, return_token_ids=True)
+        unasked = await it.ask(await it.open(task_id="v"), "hello")
+    assert [event["usage"] for event in answer.events if event.get("usage")] == [reported]
+    assert answer.events[-1]["system_fingerprint"] == "fp_1"
+    assert [c["logprobs"] for event in answer.events for c in event["choices"] if c.get("logprobs")] == [logprobs]
+    assert "x-rolltape-ignored-params" not in answer.headers
+    assert both.headers["x-rolltape-ignored-params"] == "token ids: the engine returns only text"
+    assert unasked.json["choices"][0]["logprobs"] is None
+
+
+class OneAtATime(Endpoint):
+    """An endpoint that answers nothing else while it generates."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self._looks = asyncio.Semaphore(0)
+        self._count = looks
+        self._generating = False
+
+    async def models(self, request: web.Request) -> web.Response:
+        if self._generating:
+            self._looks.release()
+            await asyncio.Event().wait()
+        return await super().models(request)
+
+    async def chat(self, request: web.Request) -> web.Response:
+        self._generating = True
+        for _ in range(self._count):
+            await self._looks.acquire()
+        self._generating = False
+        return await super().chat(request)
+
+
+async def test_an_endpoint_that_answers_nothing_else_while_it_generates_is_not_given_up(run: Path) -> None:
+    endpoint = OneAtATime(looks=5)
+    async with hosted(run, endpoint) as it:
+        assert (await it.ask(await it.open(), "hello")).status == 200
+    assert len(endpoint.bodies) == 1
+
+
+PICTURE = "data:image/png;base64,AAAA"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+# The parts of a user message with an image and another medium, in each API's form.
+SEEN: dict[Api, list[Json]] = {
+    Api.MESSAGES: [
+        {"type": "text", "text": "this", "citations": []},
+        {"type": "image", "source": SOURCE, "cache_control": {"type": "ephemeral"}},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+        {"type": "document", "source": SOURCE | {"media_type": "application/pdf"}},
+    ],
+    Api.RESPONSES: [
+        {"type": "input_text", "text": "this"},
+        {"type": "input_image", "image_url": PICTURE, "detail": "low"},
+        {"type": "input_image", "image_url": "https://example.org/a.png"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"},
+    ],
+    Api.GEMINI: [
+        {"text": "this"},
+        {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
+        {"fileData": {"mimeType": "image/png", "fileUri": "https://example.org/a.png"}},
+        {"inlineData": {"mimeType": "application/pdf", "data": "AAAA"}},
+    ],
+}
+
+
+@pytest.mark.parametrize("api", SEEN)
+async def test_images_reach_an_endpoint_from_every_api_and_nothing_beside_them(run: Path, api: Api) -> None:
+    endpoint = Endpoint()
+    *images, _ = SEEN[api]
+    async with hosted(run, endpoint) as it:
+        seen = await it.ask(await it.open(), [{"role": "user", "content": images}], api)
+        partly = await it.ask(await it.open(task_id="u"), [{"role": "user", "content": SEEN[api]}], api)
+    detail = {"detail": "low"} if api is Api.RESPONSES else {}
+    passed_on = [
+        {"type": "text", "text": "this"},
+        {"type": "image_url", "image_url": {"url": PICTURE, **detail}},
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    ]
+    assert endpoint.bodies[0]["messages"] == [{"role": "user", "content": passed_on}]
+    *first, document = endpoint.bodies[1]["messages"][0]["content"]
+    assert (first, document.keys(), document["type"]) == (passed_on, {"type", "text"}, "text")
+    assert "x-rolltape-ignored-params" not in seen.headers
+    assert partly.headers["x-rolltape-ignored-params"] == "1 of 3 media: shown to the model as a placeholder"
+    assert ["media_left_out" in turn.facts.flags for turn in it.turns()] == [False, True]
+
+
+async def test_an_image_in_a_tools_result_is_a_placeholder_since_results_are_text(run: Path) -> None:
+    endpoint = Endpoint()
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": SOURCE}]}
+    async with hosted(run, endpoint) as it:
+        said = [user("look"), used, {"role": "user", "content": [result]}]
+        answer = await it.ask(await it.open(), said, Api.MESSAGES)
+    placeholder = "[image: image/png, 3 bytes; this model reads text only]"
+    assert endpoint.bodies[0]["messages"][2]["content"] == placeholder
+    assert answer.headers["x-rolltape-ignored-params"] == "1 of 1 media: shown to the model as a placeholder"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_reasoning_keeps_the_name_that_the_endpoint_gives_it(run: Path, stream: bool, name: str) -> None:
+    """Groq refuses a conversation with `reasoning_content`, which is DeepSeek's name."""
+    async with hosted(run, Endpoint(message={"role": "assistant", "content": "Hi.", name: "hm"})) as it:
+        answer = await it.ask(await it.open(), "hello", stream=stream)
+    pieces = [choice["delta" if stream else "message"] for event in answer.events for choice in event["choices"]]
+    told = {field: value for piece in pieces for field, value in piece.items() if field.startswith("reasoning")}
+    assert told == {name: "hm"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", Api)
+async def test_a_refusal_of_the_model_reaches_the_agent(run: Path, api: Api, stream: bool) -> None:
+    """OpenAI's models refuse in a field of their own where a schema was asked for. Only Chat Completions has it."""
+    endpoint = Endpoint(message={"role": "assistant", "content": None, "refusal": "I cannot.", "audio": {"id": "a"}})
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answer = await it.ask(opened, "hello", api, stream=stream)
+        if api is Api.CHAT:
+            pieces = [c["delta" if stream else "message"] for event in answer.events for c in event["choices"]]
+            assert [piece["refusal"] for piece in pieces if piece.get("refusal")] == ["I cannot."]
+            echo = {"role": "assistant", "content": None, "refusal": "I cannot."}
+            assert (await it.ask(opened, [user("hello"), echo, user("go on")])).status == 200
+        else:
+            assert (streamed_text_of(api, answer) if stream else text_of(api, answer)) == "I cannot."
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
+async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -> None:
+    """Mistral refuses ids that are not nine letters and digits. The agent gets unique ones."""
+    function = {"name": "calculator", "arguments": '{"expression": "1"}'}
+    made = [{"id": one, "type": "function", "function": function} for one in ("D681PevKs", "", "x", "x")]
+    endpoint = Endpoint(message={"role": "assistant", "content": None, "tool_calls": made}, finish_reason="tool_calls")
+    tools = [CALCULATOR] if api is Api.CHAT else [{"name": "calculator", "input_schema": {"type": "object"}}]
+
+    def asked(first: Json) -> tuple[list[str], list[Json]]:
+        if api is Api.CHAT:
+            echo = first["choices"][0]["message"]
+            ids = [call["id"] for call in echo["tool_calls"]]
+            return ids, [echo, *({"role": "tool", "tool_call_id": one, "content": "1"} for one in ids)]
+        ids = [block["id"] for block in first["content"]]
+        results = [{"type": "tool_result", "tool_use_id": one, "content": "1"} for one in ids]
+        return ids, [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": results}]
+
+    async with hosted(run, endpoint, open=True) as it:
+        body = body_of(api, "hello", tools=tools)
+        headers = {"x_rolltape_session": "s", "x_api_key": "k"}
+        ids, rest = asked((await it.call("POST", PATHS[api], body, **headers)).json)
+        again = body_of(api, [user("hello"), *rest], tools=tools)
+        assert (await it.call("POST", PATHS[api], again, **headers)).status == 200
+    assert len(set(ids)) == 4
+    assert not {"D681PevKs", "x"} & set(ids)
+    _, assistant, *results = endpoint.bodies[-1]["messages"]
+    sent = ["D681PevKs", *ids[1:]]
+    assert [call["id"] for call in assistant["tool_calls"]] == sent
+    assert [result["tool_call_id"] for result in results] == sent
+
+
+class ReasoningModel(Endpoint):
+    """An endpoint that refuses the older name of the limit, as OpenAI does for its models that think."""
+
+    async def chat(self, request: web.Request) -> web.Response:
+        if "max_tokens" not in json.loads(await request.read()):
+            return await super().chat(request)
+        self.bodies.append(json.loads(await request.read()))
+        message = "Unsupported parameter: 'max_tokens' is not supported with this model. "
+        error = {
+            "message": f"{message}Use 'max_completion_tokens' instead.",
+            "type": "invalid_request_error",
+            "param": "max_tokens",
+            "code": "unsupported_parameter",
+        }
+        return web.json_response({"error": error}, status=400)
+
+
+async def test_a_limit_goes_on_under_the_name_that_the_endpoint_knows(run: Path) -> None:
+    endpoint = ReasoningModel()
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answers = [await it.ask(opened, f"hello {number}", Api.MESSAGES) for number in range(2)]
+        own = await it.ask(opened, "hello", max_tokens=5)
+    assert [answer.status for answer in answers] == [200, 200]
+    limits = [(body.get("max_tokens"), body.get("max_completion_tokens")) for body in endpoint.bodies]
+    assert limits == [(512, None), (None, 512), (None, 512), (5, None)]
+    assert (own.status, own.json["error"]["code"]) == (400, "unsupported_parameter")  # it is the agent's own name
+
+
+TOO_LONG = "This model's maximum context length is 4096 tokens."
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ([{"error": {"code": 400, "message": TOO_LONG, "status": "INVALID_ARGUMENT"}}], TOO_LONG),  # Google's
+        (
+            {
+                "error": {
+                    "message": "Provider returned error",
+                    "code": 400,
+                    "metadata": {"raw": json.dumps({"error": {"message": TOO_LONG}}), "provider_name": "p"},
+                }
+            },
+            f"Provider returned error: {TOO_LONG}",
+        ),
+        ({"error": {"message": "Provider returned error", "metadata": {"raw": TOO_LONG}}}, TOO_LONG),  # OpenRouter's
+        ({"error": {"message": TOO_LONG, "metadata": {"raw": None}}}, TOO_LONG),
+    ],
+)
+async def test_the_reason_is_found_wherever_an_endpoint_puts_it(run: Path, body: Any, told: str) -> None:
+    endpoint = Endpoint()
+    endpoint.status, endpoint.body = 400, json.dumps(body).encode()
+    async with hosted(run, endpoint) as it:
+        answer = await it.ask(await it.open(), "hello")
+    assert answer.json["error"]["code"] == "context_length_exceeded"
+    assert told in answer.error
+    assert "{" not in answer.error
+
+
+async def test_tools_that_an_endpoint_runs_itself_go_on_unless_the_session_forbids_them(run: Path) -> None:
+    endpoint = Endpoint()
+    search, builtin = {"type": "browser_search"}, {"type": "builtin_function", "function": {"name": "$web_search"}}
+    tools = [search, CALCULATOR, builtin]
+    async with hosted(run, endpoint) as it:
+        for spec in ({}, {"denied_tools": ["browser_search"]}, {"allowed_tools": ["calculator"]}):
+            answer = await it.ask(await it.open(task_id=str(spec), **spec), "hello", tools=tools)
+            assert answer.status == 200, answer.raw
+    assert [body["tools"] for body in endpoint.bodies] == [tools, [CALCULATOR, builtin], [CALCULATOR]]
+    assert answer.headers["x-rolltape-ignored-params"].startswith("tools: browser_search is denied in this session; ")
+
+
+async def test_a_tool_that_nobody_here_runs_is_listed(run: Path) -> None:
+    async with rig(run) as it:
+        answer = await it.ask(await it.open(), "hello", tools=[{"type": "browser_search"}, CALCULATOR])
+    assert answer.headers["x-rolltape-ignored-params"] == "tools: 'browser_search' is not offered here"
+
+
+@pytest.mark.parametrize("api", [Api.MESSAGES, Api.RESPONSES, Api.GEMINI])
+async def test_an_endpoint_gets_its_own_fields_of_a_call_back_from_apis_without_them(run: Path, api: Api) -> None:
+    written = {"name": "calculator", "arguments": '{"expression":"1"}'}
+    call: Json = {"id": "1", "type": "function", "function": written, "extra_content": SIGNED}
+    details = OWN["reasoning_details"]
+    message = {"role": "assistant", "reasoning": "hm", "reasoning_details": details, "tool_calls": [call]}
+    endpoint = Endpoint(message={"content": None, **message}, finish_reason="tool_calls")
+    function = {"name": "calculator", "parameters": {"type": "object"}}
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        tools: list[Json]
+        match api:
+            case Api.MESSAGES:
+                tools = [{"name": "calculator", "input_schema": {"type": "object"}}]
+                first = (await it.ask(opened, "hello", api, tools=tools)).json["content"]
+                result = {"type": "tool_result", "tool_use_id": first[-1]["id"], "content": "1"}
+                rest = [{"role": "assistant", "content": first}, {"role": "user", "content": [result]}]
+            case Api.RESPONSES:
+                tools = [{"type": "function", **function}]
+                first = (await it.ask(opened, "hello", api, tools=tools)).json["output"]
+                rest = [
+                    *first,
+                    {"type": "function_call_output", "call_id": first[-1]["call_id"], "output": "1"},
+                ]
+            case _:
+                tools = [{"functionDeclarations": [function]}]
+                first = (await it.ask(opened, "hello", api, tools=tools)).json["candidates"][0]["content"]
+                result = {"functionResponse": {"name": "calculator", "response": {"output": "1"}}}
+                rest = [{"role": "assistant", "content": first["parts"]}, {"role": "user", "content": [result]}]
+        await it.ask(opened, [user("hello"), *rest], api, tools=tools)
+    assert endpoint.bodies[1]["messages"][1] == {"content": None, **message}
+
+
+async def test_an_agent_cannot_write_such_fields_itself(run: Path) -> None:
+    endpoint = Endpoint()
+    async with hosted(run, endpoint) as it:
+        for own in ("x", {"role": "system"}):
+            said = [user("hello") | {"endpoint_fields": own}]
+            assert (await it.ask(await it.open(task_id=str(own)), said, Api.RESPONSES)).status == 200
+    assert [body["messages"] for body in endpoint.bodies] == [[user("hello")]] * 2
+
+
+async def test_messages_from_another_api_have_the_plainest_form(run: Path) -> None:
+    """DeepSeek takes texts and no parts, OpenAI no assistant without a text and calls."""
+    endpoint = Endpoint()
+    thought = {"type": "thinking", "thinking": "hm", "signature": "theirs"}
+    used = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "1"}]}
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": [thought]},
+        user("go on"),
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result]},
+    ]
+    system = [
+        {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "brief."},
+    ]
+    async with hosted(run, endpoint) as it:
+        assert (await it.ask(await it.open(), said, Api.MESSAGES, system=system)).status == 200
+    contents = [message["content"] for message in endpoint.bodies[0]["messages"]]
+    assert contents == ["Be brief.", "one two", "", "go on", None, "1"]
+
+
+async def test_a_developer_of_another_api_is_the_system(run: Path) -> None:
+    """Codex has such messages, and of the endpoints only OpenAI knows the role; over Chat the body goes on as it is."""
+    endpoint = Endpoint()
+    said = [{"role": "developer", "content": "Be brief."}, user("hello")]
+    async with hosted(run, endpoint) as it:
+        for api in (Api.RESPONSES, Api.CHAT):
+            assert (await it.ask(await it.open(task_id=api), said, api)).status == 200
+    assert [body["messages"][0]["role"] for body in endpoint.bodies] == ["system", "developer"]

@@ -106,6 +106,20 @@ async def test_a_conversation_goes_on_in_its_session_whichever_api_it_speaks(run
     assert sorted(len(one.turns) for one in rollouts(run)) == [1, 3]
 
 
+async def test_a_cache_mark_that_moves_to_the_last_message_opens_no_session(run: Path) -> None:
+    """Agents on litellm mark the last message for a provider's cache. A mark makes parts of a text."""
+
+    def marked(text: str) -> Json:
+        return user(text) | {"content": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]}
+
+    async with rig(run, numbered, open=True) as it:
+        first = {"role": "assistant", "content": text_of(Api.CHAT, await ask(it, [marked("hello")]))}
+        plain = user("hello") | {"content": [{"type": "text", "text": "hello"}]}
+        second = {"role": "assistant", "content": text_of(Api.CHAT, await ask(it, [plain, first, marked("go on")]))}
+        await ask(it, [user("hello"), first, user("go on"), second, marked("go on")])
+    assert [len(one.turns) for one in rollouts(run)] == [3]
+
+
 async def test_a_retry_of_a_reply_that_nobody_got_opens_no_session(run: Path) -> None:
     async with rig(run, slowly("a b c d e f", 0.05), open=True) as it:
         lost = asyncio.ensure_future(ask(it, "hello"))
@@ -218,6 +232,21 @@ async def test_a_request_says_the_same_in_its_path_or_metadata(run: Path) -> Non
         assert len(it.gateway.service.sessions) == 1
     (found,) = rollouts(run)
     assert (found.head.task_id, found.head.step, len(found.turns)) == ("t1", 3, 3)
+
+
+async def test_a_request_that_names_another_task_than_its_session_is_told_so(run: Path) -> None:
+    async with rig(run, numbered, open=True) as it:
+        for about, told in (
+            ({"x_rolltape_task": "t1", "x_rolltape_step": "3"}, None),
+            ({"x_rolltape_task": "t1"}, None),
+            ({"x_rolltape_task": "t2"}, "x-rolltape-task 't2': the session was opened with 't1'"),
+            ({"x_rolltape_step": "4", "x_rolltape_attempt": "0"}, "x-rolltape-step 4: the session was opened with 3"),
+        ):
+            headers: dict[str, Any] = {"x_rolltape_session": "s1", **about}
+            assert (await ask(it, "hello", **headers)).headers.get("x-rolltape-ignored-params") == told
+        assert len(it.gateway.service.sessions) == 1
+    (found,) = rollouts(run)
+    assert [bool(turn.ignored_params) for turn in found.turns] == [False, False, True, True]
 
 
 async def test_a_rollout_is_found_and_rewarded_by_the_name_of_its_session(run: Path) -> None:

@@ -16,9 +16,9 @@ import msgspec
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest
-from rolltape.gateway.sessions import key_digest
+from rolltape.gateway.sessions import SessionSpec, key_digest
 from rolltape.records.ids import group_id, rollout_id
-from rolltape.records.messages import content_text
+from rolltape.records.messages import canonical_message, content_text
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import Run
 
@@ -84,11 +84,28 @@ def _count(text: str | None, field: str) -> int | None:
     return int(text)
 
 
+def contradictions(identity: Identity, spec: SessionSpec) -> tuple[str, ...]:
+    """What a request names differently from its session, which keeps what it was opened with."""
+    opened_with = {
+        "task": spec.task_id,
+        "step": spec.step,
+        "attempt": spec.attempt,
+        "split": spec.split,
+        "source": spec.source,
+    }
+    given = {field: getattr(identity, field) for field in opened_with if getattr(identity, field)}
+    return tuple(
+        f"x-rolltape-{field} {ascii(value)[:80]}: the session was opened with {ascii(opened_with[field])[:80]}"
+        for field, value in given.items()
+        if value != opened_with[field]
+    )
+
+
 def digest_beginning(messages: Sequence[Mapping[str, Any]]) -> bytes:
     """A digest of the messages before the first reply of a conversation."""
     digest = blake2b(digest_size=16)
     for message in itertools.takewhile(lambda one: one["role"] != "assistant", messages):
-        digest.update(msgspec.json.encode(message))
+        digest.update(msgspec.json.encode(canonical_message(message)))  # cache marks move, and turn a text into parts
     return digest.digest()
 
 

@@ -120,6 +120,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     effort: Effort | None = None  # None if not set
     custom_tools: frozenset[str] = frozenset()  # tools whose calls are sent as free text, not as arguments
     client_tools: frozenset[str] = frozenset()  # OpenAI's, run by the client; their calls have their own item types
+    endpoint_tools: tuple[str, ...] = ()  # types of tools that only a hosted endpoint may know, and runs itself
     namespaces: frozenset[str] = frozenset()  # of tools named `namespace__tool`, whose calls are sent with both names
     # Fields that are understood but not applied, each with what is done instead; a header and the turn list them.
     ignored_params: tuple[str, ...] = ()
@@ -157,7 +158,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_tools(self, allows: Callable[[str], bool]) -> tuple["ChatRequest", tuple[str, ...]]:
         """The request with only the tools that the session allows, and a message for each denied tool."""
-        names = [tool["function"]["name"] for tool in self.all_tools or ()]
+        names = [*(tool["function"]["name"] for tool in self.all_tools or ()), *self.endpoint_tools]
         denied = [name for name in names if not allows(name)]
         if not denied and self.tools != []:
             return self, ()
@@ -165,7 +166,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             [tool for tool in given if tool["function"]["name"] not in denied]
             for given in (self.tools or (), self.deferred_tools)
         )
-        offered = msgspec.structs.replace(self, tools=tools or None, deferred_tools=deferred)
+        own = tuple(kind for kind in self.endpoint_tools if kind not in denied)
+        offered = msgspec.structs.replace(self, tools=tools or None, deferred_tools=deferred, endpoint_tools=own)
         return offered, tuple(f"tools: {name} is denied in this session" for name in denied)
 
     @property

@@ -12,6 +12,7 @@ import msgspec
 from rolltape.errors import EngineFailed, NoSuchSession, PromptTooLong, RequestRefused, SessionEnded, TurnCapReached
 from rolltape.gateway.engines.protocol import IdsAsJson
 from rolltape.gateway.request import ChatRequest, SamplingParams
+from rolltape.gateway.turn.endpoint_replies import EndpointReplies
 from rolltape.gateway.turn.gateway_turn import GatewayTurn
 from rolltape.gateway.turn.history import History
 from rolltape.records.turn import Delivery, Turn
@@ -162,6 +163,7 @@ class OpenSession:
         self.overflowed = False  # the last request was refused because of its long prompt
         self.recent = RecentTurns()
         self.ids_json = IdsAsJson()
+        self.endpoint_replies = EndpointReplies()
         self.deliveries = deliveries  # by turn, of all sessions of the rollout
         self.ended: str | None = None  # why it takes no more turns, or None
         self.waited_s = 0.0  # for engines that failed or did not answer, over all ended turns

@@ -28,6 +28,13 @@ _DETAILS = {"prompt_tokens_details": "cached_tokens", "completion_tokens_details
 _TEXTS = ("text", "content", "thinking", "reasoning", "summary", "refusal")  # keys under which objects have their text
 _THOUGHTS = frozenset({"thinking", "reasoning"})
 _DEEPEST = 8  # levels, of usage and of texts
+_DEEPEST_FIELD = 100  # levels: the echo is nested in a body, whose own limit is 150
+# The fields of a message and of a call that are brought into one form; the others are kept as they are.
+_FORMED = frozenset(
+    {"role", "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "id"}
+    | {"audio"}  # left out: no client can ask for it, nor send it back
+)
+_FORMED_OF_CALL = frozenset({"id", "type", "function", "custom", "index", "name", "arguments"})
 _LARGEST = 2**53
 _NULL = msgspec.Raw(b"null")
 
@@ -68,6 +75,7 @@ class ChatCompletion(msgspec.Struct):
 
 _COMPLETION = msgspec.json.Decoder(ChatCompletion)
 _LOGPROBS = msgspec.json.Decoder(_Logprobs | None)
+_ANY = msgspec.json.Decoder()
 
 
 def read_completion(data: bytes, where: str) -> tuple[ChatCompletion, bool]:
@@ -95,16 +103,20 @@ def _finite(digits: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def generated(completion: ChatCompletion, where: str, *, repaired: bool) -> Generated:
-    """The reply of an answer; raises EngineFault if there is none."""
+def generated(completion: ChatCompletion, where: str, *, repaired: bool, refusal_as_text: bool) -> Generated:
+    """The reply of an answer; raises EngineFault if there is none. Only Chat Completions has a field for a refusal."""
     if not completion.choices:
         raise EngineFault(f"{where}: an answer without choices")
     choice = completion.choices[0]
     finish, reason = _finish(choice.finish_reason, where)
     message, is_malformed = chat_form(choice.message)
+    if refusal_as_text and (refusal := message.pop("refusal", None)):
+        message["content"] = "\n".join(text for text in (message["content"], refusal) if text)
     usage = _usage(completion.usage)
     prompt_ids, ids, logprobs = _token_arrays(completion, choice, where)
     upstream = {name: _word(getattr(completion, name)) for name in _WORDS} | {"usage": usage, "finish_reason": reason}
+    upstream["reasoning_field"] = _reasoning_field(choice.message)
+    upstream["logprobs"] = _logprobs_of_texts(choice, where) if prompt_ids is None else None
     odd = {TurnFlag.REPAIRED_UNICODE: repaired, TurnFlag.MALFORMED_CALL: is_malformed}
     return Generated(
         ids=ids,
@@ -132,6 +144,12 @@ def _token_arrays(
     return sampled_ids(completion.prompt_token_ids, where), ids, logprobs
 
 
+def _logprobs_of_texts(choice: _ChatChoice, where: str) -> dict[str, Any] | None:
+    """The logprobs of an endpoint that returns no ids, as it wrote them, or None."""
+    given = decoded(bytes(choice.logprobs), _ANY, f"{where}, logprobs")
+    return given if isinstance(given, dict) and given.get("content") and not is_deep(given, _DEEPEST) else None
+
+
 def _finish(reason: Any, where: str) -> tuple[Finish, str | None]:
     """How a reply ended, and the endpoint's own finish reason. An unknown reason counts as a normal end."""
     word = _word(reason)
@@ -144,6 +162,8 @@ def _finish(reason: Any, where: str) -> tuple[Finish, str | None]:
 def chat_form(message: Any) -> tuple[dict[str, Any], bool]:
     """A reply in chat form, without nulls and with one name for reasoning; and whether a call could not be read.
 
+    Fields of the endpoint's own are kept: some endpoints refuse a conversation in which they are missing.
+
     Such a call becomes part of the text.
     """
     given: dict[str, Any] = message if isinstance(message, dict) else {}
@@ -154,6 +174,7 @@ def chat_form(message: Any) -> tuple[dict[str, Any], bool]:
     texts = ["".join(_text(part) for part in parts if part not in thoughts), *unread]
     text = "\n".join(text for text in texts if text)
     reply: dict[str, Any] = {"role": "assistant", "content": None if content is None and not text else text}
+    reply |= _own_fields(given, _FORMED)
     if reasoning := _text(given.get("reasoning_content")) or _text(given.get("reasoning")) or _text(thoughts):
         reply["reasoning_content"] = reasoning
     if refusal := _text(given.get("refusal")):
@@ -161,6 +182,21 @@ def chat_form(message: Any) -> tuple[dict[str, Any], bool]:
     if calls:
         reply["tool_calls"] = calls
     return reply, bool(unread)
+
+
+def _reasoning_field(message: Any) -> str | None:
+    """The field with the reasoning, if it has another name than `reasoning_content`."""
+    given: dict[str, Any] = message if isinstance(message, dict) else {}
+    return "reasoning" if not _text(given.get("reasoning_content")) and _text(given.get("reasoning")) else None
+
+
+def _own_fields(given: dict[str, Any], formed: frozenset[str]) -> dict[str, Any]:
+    """The fields that an endpoint adds to OpenAI's form: details of reasoning, links, signatures of calls."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in formed and value not in (None, "", []) and not is_deep(value, _DEEPEST_FIELD)
+    }
 
 
 def _calls(message: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -184,7 +220,10 @@ def _call(call: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(name, str) or not name:
         return None
     arguments = custom_call_arguments(_text(custom.get("input"))) if inner is custom else _arguments(inner)
-    return {"id": _word(call.get("id")) or "", "type": "function", "function": {"name": name, "arguments": arguments}}
+    function = {"name": name, "arguments": arguments}
+    return {"id": _word(call.get("id")) or "", "type": "function", "function": function} | _own_fields(
+        call, _FORMED_OF_CALL
+    )
 
 
 def _arguments(function: dict[str, Any]) -> str:

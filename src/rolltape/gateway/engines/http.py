@@ -17,7 +17,7 @@ from rolltape.serving import describe_os_error
 
 _T = TypeVar("_T")
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 8.0  # less than Patience.look_every_s, so that a check finds a machine that is gone
 ASK_TIMEOUT_S = 20.0  # for everything but a generation, which has no limit here
 # uvicorn and llama.cpp close an idle connection after 5 s. A request on a closing connection would be lost.
 _KEEPALIVE_S = 3.0
@@ -161,18 +161,30 @@ def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
 
 
 def error_text(value: Any) -> str:
-    """The message in an error body, under any of the usual keys."""
-    while isinstance(value, dict):
-        inner = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), None)
+    """The message in an error body, under any of the usual keys, and that of the provider behind the endpoint."""
+    provider = ""
+    while (error := _first(value)) is not None:
+        metadata = error.get("metadata")  # of OpenRouter, whose own message is "Provider returned error"
+        if isinstance(metadata, dict) and isinstance(raw := metadata.get("raw"), str) and raw:
+            provider = error_text(_body_value(raw.encode(errors="replace")))
+        inner = next((error[key] for key in ("error", "message", "detail", "msg") if error.get(key)), None)
         if inner is None:
             break
         value = inner
-    return _short(value if isinstance(value, str) else str(value)) or "nothing"
+    told = value if isinstance(value, str) else str(value)
+    return _short(f"{told}: {provider}" if provider else told) or "nothing"
+
+
+def _first(value: Any) -> dict[str, Any] | None:
+    """An error as an object, also if it is the only one of a list, as Google's; None if it is neither."""
+    one = value[0] if isinstance(value, list) and value else value
+    return one if isinstance(one, dict) else None
 
 
 def error_code(value: Any) -> str | None:
     """The error code in an error body, or None."""
-    error = value.get("error", value) if isinstance(value, dict) else None
+    body = _first(value)
+    error = None if body is None else body.get("error", body)
     words = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
     return next((word[:_LONGEST_CODE] for word in words if isinstance(word, str) and word), None)
 

@@ -18,6 +18,9 @@ from rolltape.gateway.engines.http import HttpEngine
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
+from rolltape.gateway.turn.endpoint_replies import OWN
+from rolltape.gateway.wire.images import image_part
+from rolltape.records.messages import content_text
 from rolltape.records.turn import NO_IDS, Finish
 
 # Endpoints refuse keys that they do not know.
@@ -49,6 +52,7 @@ class OpenAITextEngine(HttpEngine):
         super().__init__("openai", url, api_key)
         self._model = model
         self._limit_field = limit_field
+        self._newer_limit: set[str] = set()  # models that refused the older name of the limit
 
     async def facts(self) -> EngineFacts:
         with suppress(EngineFault):  # the endpoint answers, but does not list its models
@@ -56,8 +60,7 @@ class OpenAITextEngine(HttpEngine):
         return EngineFacts(model=self._model)
 
     async def generate(self, wanted: Generation) -> Generated:
-        body = msgspec.json.encode(self._body(wanted))
-        data = await self._run(wanted.id, self._http.post("/chat/completions", body))
+        data = await self._answer(wanted)
         if data is None:
             message = {"role": "assistant", "content": ""}
             return Generated(ids=NO_IDS, logprobs=None, finish=Finish.ABORT, message=message)
@@ -65,33 +68,56 @@ class OpenAITextEngine(HttpEngine):
         completion, repaired = read_completion(data, where)
         if (error := completion.failure) is not None:
             raise self._http.fault(where, error, status=_status(error))
-        return generated(completion, where, repaired=repaired)
+        return generated(completion, where, repaired=repaired, refusal_as_text=wanted.request.raw is None)
+
+    async def _answer(self, wanted: Generation) -> bytes | None:
+        """The endpoint's answer, or None if the generation was aborted."""
+        body = self._body(wanted)
+        try:
+            return await self._post(wanted, body)
+        except EngineFault as error:
+            raw, (newer, older) = wanted.request.raw or {}, _LIMITS
+            is_agents = any(raw.get(name) is not None for name in _LIMITS)
+            if is_agents or older not in body or error.status != 400 or newer not in str(error):
+                raise
+            self._newer_limit.add(body["model"])  # as OpenAI's models that think
+        return await self._post(wanted, self._body(wanted))
+
+    async def _post(self, wanted: Generation, body: dict[str, Any]) -> bytes | None:
+        return await self._run(wanted.id, self._http.post("/chat/completions", msgspec.json.encode(body)))
 
     def _body(self, wanted: Generation) -> dict[str, Any]:
         request = wanted.request
+        model = self._model or request.model
+        default_limit = _LIMITS[0] if model in self._newer_limit else self._limit_field
         decided = {name: value for name, value in wanted.decided.to_dict().items() if name in _APPLIES}
         limit = decided.pop("max_tokens", None)
         if request.raw is None:
             messages = [_plain_message(message) for message in request.messages]
             body = {"messages": messages, **_tools(request), **_output_form(request), **_effort(request)}
-            limit_field = self._limit_field
+            limit_field = default_limit
         else:
             body = _as_it_came(request.raw, request)
-            limit_field = next((name for name in _LIMITS if body.get(name) is not None), self._limit_field)
+            limit_field = next((name for name in _LIMITS if body.get(name) is not None), default_limit)
         given = decided if limit is None else {**decided, limit_field: limit}
-        return {**body, "model": self._model or request.model, **given}
+        return {**body, "model": model, **given}
 
 
 def _as_it_came(raw: dict[str, Any], request: ChatRequest) -> dict[str, Any]:
     """A body without the tools that its session forbids, and without the fields about tools if none is left."""
     allowed = {tool["function"]["name"] for tool in request.all_tools or ()}
-    tools = [tool for tool in raw.get("tools") or () if tool[tool["type"]]["name"] in allowed]
+    tools = [tool for tool in raw.get("tools") or () if _is_allowed(tool, request, allowed)]
     body = {name: value for name, value in raw.items() if name not in _NOT_PASSED_ON}
     if not tools:
         return {name: value for name, value in body.items() if name not in _OF_TOOLS}
     if isinstance(choice := body.get("tool_choice"), dict) and not _names(choice) <= allowed:
         del body["tool_choice"]
     return {**body, "tools": tools}
+
+
+def _is_allowed(tool: dict[str, Any], request: ChatRequest, allowed: set[str]) -> bool:
+    kind = tool["type"]
+    return tool[kind]["name"] in allowed if kind in ("function", "custom") else kind in request.endpoint_tools
 
 
 def _names(choice: dict[str, Any]) -> set[str]:
@@ -109,9 +135,25 @@ def _status(error: Any) -> int | None:
 
 def _plain_message(message: dict[str, Any]) -> dict[str, Any]:
     plain = {key: message[key] for key in _MESSAGE_KEYS if key in message}
+    if message["role"] == "developer":
+        plain["role"] = "system"  # OpenAI's name, which others do not know; it takes both
+    if isinstance(parts := plain.get("content"), list):
+        is_user = message["role"] == "user"  # OpenAI takes images from no other role
+        with_images = [(is_user and image_part(part)) or _text_part(part) for part in parts]
+        is_text = all(part["type"] == "text" for part in with_images)
+        plain["content"] = content_text(parts) if is_text else with_images  # DeepSeek takes no list of texts
+    if message["role"] == "assistant" and plain.get("content") is None and not plain.get("tool_calls"):
+        plain["content"] = ""  # OpenAI refuses null
     if isinstance(plain.get("tool_calls"), list):
-        plain["tool_calls"] = [{key: call[key] for key in _CALL_KEYS if key in call} for call in plain["tool_calls"]]
-    return plain
+        plain["tool_calls"] = [
+            {key: call[key] for key in _CALL_KEYS if key in call} | call.get(OWN, {}) for call in plain["tool_calls"]
+        ]
+    own: dict[str, Any] = message.get(OWN, {})
+    return plain | own
+
+
+def _text_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": part["text"]}
 
 
 def _tools(ask: ChatRequest) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import cast
 
+import msgspec
 from aiohttp import web
 
 from rolltape.errors import (
@@ -18,7 +19,7 @@ from rolltape.errors import (
     RolltapeError,
     SessionEnded,
 )
-from rolltape.gateway.identity import digest_name, read_identity, session_name
+from rolltape.gateway.identity import contradictions, digest_name, read_identity, session_name
 from rolltape.gateway.peers import Siblings
 from rolltape.gateway.request import INLINE_BYTES, ChatRequest, check_request_size
 from rolltape.gateway.server.answering import (
@@ -88,6 +89,8 @@ class Agents:
                 self._siblings.check_owner(digest_name(*session_name(key, identity, request)))
             session = await self._service.open_sessions.find(key, identity, request, is_retry=_is_retry(http))
             http[SESSION] = session.id
+            ignored = (*request.ignored_params, *contradictions(identity, session.spec))
+            request = msgspec.structs.replace(request, ignored_params=ignored)
         session.overflowed = False
         request = await self._fill_in(session, request)
         turns = await self._service.turns.submit(session, request, is_retry=_is_retry(http))

@@ -38,6 +38,7 @@ class EchoRule(enum.StrEnum):
     """How an echo departs from the reply that it stands for."""
 
     FIELDS_ADDED = "fields_added"  # fields that do not become part of a prompt
+    FIELDS_DROPPED = "fields_dropped"  # such fields of a hosted endpoint's reply
     TEXT_SPACED = "text_spaced"  # white space around the text was added or removed
     REASONING_DROPPED = "reasoning_dropped"
     TEXT_APART = "text_apart"  # only the calls; the text follows their results as another message
@@ -98,6 +99,13 @@ def _fields_added(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     return bool(added - {"id"})
 
 
+def _fields_dropped(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    dropped = meant.keys() - sent.keys() - _READ - {"id"}
+    for field in dropped:
+        del meant[field]
+    return bool(dropped)
+
+
 def _text_spaced(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     given, written = sent.get("content", ""), meant.get("content", "")
     if given == written or not (isinstance(given, str) and isinstance(written, str)):
@@ -154,6 +162,7 @@ def _same_calls(sent: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[d
 
 _RULES = {
     EchoRule.FIELDS_ADDED: _fields_added,
+    EchoRule.FIELDS_DROPPED: _fields_dropped,
     EchoRule.TEXT_SPACED: _text_spaced,
     EchoRule.REASONING_DROPPED: _reasoning_dropped,
     EchoRule.TEXT_APART: _text_apart,

@@ -2,8 +2,9 @@
 
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 from rolltape.gateway.prompts import ChatPrompts, Parsed
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import can_cut_calls, is_met
+from rolltape.gateway.turn.endpoint_replies import match_ids
 from rolltape.gateway.turn.generate import PartialGeneration
 from rolltape.records.jsonable import encode_json
 from rolltape.records.messages import content_text
@@ -32,6 +34,7 @@ class ReplyOutcome(NamedTuple):
     denied: tuple[str, ...] = ()  # forbidden tools that were called; those calls are delivered as text too
     kept_ids: int | None = None  # if the reply is cut after its first call; None: all ids
     unmet: bool = False  # the reply does not meet the request's demands
+    call_ids: Mapping[str, str] = MappingProxyType({})  # a hosted endpoint's ids of the calls, by the minted ones
     # The partial message of an aborted reply that was being streamed. Only the tape gets it, so that a later request
     # with a part of it can be matched.
     seen_coming: dict[str, Any] | None = None
@@ -118,13 +121,15 @@ def _hosted_outcome(
         shown = [encode_json(call["function"], "a call")[0].decode() for call in calls]
         text = "\n".join(part for part in (content_text(message.get("content")), *shown) if part)
         message = {name: value for name, value in message.items() if name != "tool_calls"} | {"content": text}
-    elif calls:
-        message = {**message, "tool_calls": [{**call, "id": f"call_{secrets.token_hex(12)}"} for call in calls]}
+    minted = [] if denied else [f"call_{secrets.token_hex(12)}" for _ in calls]
+    if minted:
+        message = {**message, "tool_calls": [{**call, "id": one} for call, one in zip(calls, minted, strict=True)]}
     usage = turn.upstream.get("usage") or {}
     thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     thought = min(thought, usage.get("completion_tokens", thought))  # some endpoints count it separately
     unmet = _is_unmet(turn.request, finish, message)
-    return ReplyOutcome(finish, message, stop_string, thought, denied=denied, unmet=unmet)
+    call_ids = match_ids(calls, minted) if minted else {}
+    return ReplyOutcome(finish, message, stop_string, thought, denied=denied, unmet=unmet, call_ids=call_ids)
 
 
 def _denied(turn: "GatewayTurn", called: Sequence[str]) -> tuple[str, ...]:
@@ -224,6 +229,7 @@ def _extra(turn: "GatewayTurn") -> dict[str, Any]:
         "engine": last.engine.name if last else None,
         "cached_tokens": last.given.cached_tokens if last else None,
         "upstream": dict(last.given.upstream) if last else None,
+        "call_ids": dict(outcome.call_ids),
         "engine_errors": turn.reply.engine_errors,  # before the reply ended or failed
         "stop_string": outcome.stop_string,
         "folded": bool(prompt.new.folded),

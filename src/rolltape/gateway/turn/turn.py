@@ -40,6 +40,7 @@ from rolltape.gateway.turn.generate import INTERRUPTED, Generator
 from rolltape.gateway.turn.history import HistoryMatch
 from rolltape.gateway.turn.prompting import Prompt, build_prompt, given_ids, resume_prompt, take_prompt
 from rolltape.gateway.turn.replies import cut_at_stop, decide_finish, keep_ids, parse_outcome, turn_fields
+from rolltape.gateway.wire.images import count_images
 from rolltape.records.turn import Delivery, Finish, Ids, TokenChain, Turn
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ class Turns:
             if turn.token_details.top_logprobs and TOP_LOGPROBS not in self._pool.applies:
                 turn.token_details = msgspec.structs.replace(turn.token_details, top_logprobs=0)
                 turn.ignored_params += (_SAMPLED_ALONE,)
+        if turn.request.media and not self._pool.token_faithful:
+            turn.request = _without_passed_images(turn.request)
         if turn.request.raw is not None and not self._pool.token_faithful:
             # The endpoint gets the body unchanged, and itself reports what its model does not support.
             turn.request, turn.ignored_params = msgspec.structs.replace(turn.request, media=()), withheld
@@ -310,7 +313,7 @@ class Turns:
                 stop_ids=tuple(dict.fromkeys((*self._prompts.stop_ids, *turn.request.stop_ids))),
                 vocabulary=self._prompts.vocabulary,
                 held_tokens=turn.prompt.covered_tokens,
-                request=turn.request,
+                request=self._request_for_engine(turn),
                 top_logprobs=turn.token_details.top_logprobs,
                 ids_json=turn.session.ids_json,
                 constraint=turn.constraint,
@@ -322,6 +325,12 @@ class Turns:
                 turn.failure = str(error)
                 turn.failed = error if isinstance(error, EngineFailed) else None
         turn.engine_s = time.perf_counter() - began
+
+    def _request_for_engine(self, turn: GatewayTurn) -> ChatRequest:
+        """The request for an engine that takes messages."""
+        if self._pool.token_faithful:
+            return turn.request
+        return turn.session.endpoint_replies.put_into(turn.request, turn.session.recorder.turns)
 
     def _splitter(self, turn: GatewayTurn) -> "ReplySplitter | PlainText | None":
         """The splitter that finds what can be streamed, or None if the reply is shown when it has ended."""
@@ -353,8 +362,8 @@ class Turns:
             turn.token_details = turn.request.token_details
             if turn.token_details.top_logprobs:
                 turn.ignored_params += (_SAMPLED_ALONE,)
-        if turn.request.token_details != TokenDetails() and turn.token_details == TokenDetails():
-            turn.ignored_params += ("token ids and logprobs: the engine returns only text",)
+        if turn.token_details == TokenDetails() and (missing := _missing_details(turn)):
+            turn.ignored_params += (f"{missing}: the engine returns only text",)
         stops = turn.sampling.stop or ()
         reply.parts = cut_at_stop(reply.parts, turn.prompt.ids, before, stops, self._prompts.decode)
         assert turn.sampling.max_tokens is not None
@@ -431,6 +440,21 @@ class Turns:
     async def prompt_text(self, given: GivenPrompt) -> str:
         """The text of a prompt that is given as ids."""
         return await asyncio.to_thread(lambda: self._prompts.decode(given_ids(given, self._prompts)))
+
+
+def _missing_details(turn: GatewayTurn) -> str:
+    """The requested token details that an endpoint of text did not return; "" if there are none."""
+    wanted = turn.request.token_details
+    if turn.request.raw is not None and turn.upstream.get("logprobs") is not None:
+        return "token ids" if wanted.ids else ""
+    return "" if wanted == TokenDetails() else "token ids and logprobs"
+
+
+def _without_passed_images(request: ChatRequest) -> ChatRequest:
+    """A request for a hosted endpoint; of its media, only those that the model sees as placeholders are listed."""
+    count, passed_on = len(request.media), count_images(request.messages)
+    left = (f"{count - passed_on} of {count} media",) if passed_on < count else ()
+    return msgspec.structs.replace(request, media=left)
 
 
 def _log_failure(written: "asyncio.Future[None]") -> None:

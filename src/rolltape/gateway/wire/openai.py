@@ -216,6 +216,7 @@ class ToolOffer:
         self.namespaces: set[str] = set()
         self.strict: set[str] = set()
         self.client_tools: set[str] = set()
+        self.endpoint_tools: list[str] = []
 
     @property
     def names(self) -> list[str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rolltape.gateway.turn.gateway_turn import GatewayTurn
 
 _CHUNK = "chat.completion.chunk"
+_WRITTEN = frozenset({"role", "content", "refusal", "reasoning_content", "tool_calls", "id"})  # fields of a message
+_OF_ENDPOINT = ("system_fingerprint", "service_tier")
 
 
 class ChatDialect(OpenAIDialect):
@@ -72,7 +74,7 @@ class ChatStream(ChunkStream):
         return event(self._chunk({"role": "assistant", "content": None}, **prompt_ids(self._turn)))
 
     def reasoning(self, piece: str) -> bytes:
-        return event(self._chunk({"reasoning_content": piece}))
+        return event(self._chunk({_reasoning_field(self._turn): piece}))
 
     def text(self, piece: str) -> bytes:
         return event(self._chunk({"content": piece}))
@@ -84,7 +86,7 @@ class ChatStream(ChunkStream):
         for index, turn in enumerate(self._turn.choices[1:], 1):
             chunks.append(self._chunk({"role": "assistant", "content": None}, index))
             if turn.shown.reasoning:
-                chunks.append(self._chunk({"reasoning_content": turn.shown.reasoning}, index))
+                chunks.append(self._chunk({_reasoning_field(turn): turn.shown.reasoning}, index))
             if turn.shown.text:
                 chunks.append(self._chunk({"content": turn.shown.text}, index))
             chunks += self._end(index, turn)
@@ -95,6 +97,10 @@ class ChatStream(ChunkStream):
         message, chunks = _message(turn), []
         if message["content"] == "":
             chunks.append(self._chunk({"content": ""}, index))
+        if refusal := turn.message.get("refusal"):
+            chunks.append(self._chunk({"refusal": refusal}, index))
+        if own := _own_fields(turn):
+            chunks.append(self._chunk(own, index))
         if "tool_calls" in message:
             calls = [{"index": place, **call} for place, call in enumerate(message["tool_calls"])]
             # llama-index (its OpenAI part, 0.8.3) reads one call per chunk. Codex (0.29) sends no User-Agent, and reads
@@ -119,18 +125,30 @@ def _message(turn: "GatewayTurn") -> dict[str, Any]:
         "refusal": turn.message.get("refusal"),
     }
     if reasoning := turn.message.get("reasoning_content"):
-        message["reasoning_content"] = reasoning
+        message[_reasoning_field(turn)] = reasoning
+    message |= _own_fields(turn)
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _reasoning_field(turn: "GatewayTurn") -> str:
+    """The name of the reasoning, which is a hosted endpoint's own: it may refuse another name in an echo."""
+    return turn.upstream.get("reasoning_field") or "reasoning_content"
+
+
+def _own_fields(turn: "GatewayTurn") -> dict[str, Any]:
+    """The fields that a hosted endpoint added to its message."""
+    return {name: value for name, value in turn.message.items() if name not in _WRITTEN}
 
 
 def _call(request: ChatRequest, call: dict[str, Any]) -> dict[str, Any]:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     text = custom_call_input(arguments) if name in request.custom_tools else None
     if text is not None:
-        return {"id": call["id"], "type": "custom", "custom": {"name": name, "input": text}}
-    return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+        custom = {"type": "custom", "custom": {"name": name, "input": text}}
+        return {field: value for field, value in call.items() if field != "function"} | custom
+    return call
 
 
 def _finish_reason(turn: "GatewayTurn") -> str:
@@ -144,17 +162,23 @@ def _finish_reason(turn: "GatewayTurn") -> str:
 
 def _logprobs(turn: "GatewayTurn") -> dict[str, Any] | None:
     tokens = token_logprobs(turn)
-    return None if tokens is None else {"content": tokens, "refusal": None}
+    if tokens is None:
+        reported: dict[str, Any] | None = turn.upstream.get("logprobs")
+        return reported if turn.request.token_details.logprobs else None
+    return {"content": tokens, "refusal": None}
 
 
 def _usage(turn: "GatewayTurn") -> dict[str, Any]:
     thinking = sum(one.reasoning_tokens for one in turn.choices)
-    return usage(turn) | {"completion_tokens_details": {"reasoning_tokens": thinking}}
+    counted = usage(turn) | {"completion_tokens_details": {"reasoning_tokens": thinking}}
+    reported = turn.upstream.get("usage") if len(turn.choices) == 1 else None
+    return counted | (reported or {})
 
 
 def _encoded(turn: "GatewayTurn", kind: str, **fields: Any) -> bytes:
     head = {"id": f"chatcmpl-{turn.id}", "object": kind, "created": int(turn.received_at), "model": turn.model}
-    return encode_json(head | fields, "a reply")[0]
+    of_endpoint = {name: turn.upstream[name] for name in _OF_ENDPOINT if name in turn.upstream}
+    return encode_json(head | of_endpoint | fields, "a reply")[0]
 
 
 def _model(name: str) -> dict[str, object]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from rolltape.errors import BadRequest
 from rolltape.gateway.request import ChatRequest, Effort
-from rolltape.gateway.wire.fields import Fields, read_body
+from rolltape.gateway.wire.fields import Fields, printable, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
     MOST_CHOICES,
@@ -57,6 +57,7 @@ def read_request(raw: bytes) -> ChatRequest:
         thinking=thinking,
         effort=effort,
         custom_tools=frozenset(offer.custom_tools),
+        endpoint_tools=tuple(offer.endpoint_tools),
         output_schema=output_schema,
         media=tuple(body.media),
         metadata=read_metadata(body),
@@ -89,8 +90,9 @@ def _tools(body: Fields) -> ToolOffer:
             case "custom":
                 custom = tool.object("custom")
                 offer.add_custom(custom, custom.name())
-            case _:
-                tool.refuse("type", "known are function, custom")
+            case kind:
+                offer.endpoint_tools.append(kind)
+                tool.ignore(f"tools: '{printable(kind)}' is not offered here")
     return offer
 
 
