@@ -11,7 +11,6 @@ with its filters and its over-sampling, and an agent runs in place of each singl
 
 import asyncio
 import atexit
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -24,11 +23,10 @@ from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
 from rolltape.export.formats.slime import slime_samples
 from rolltape.groups import Group
+from rolltape.integrations.attempts import blank_reward, log_unfinished
 from rolltape.integrations.live import LiveGroups, with_id
 from rolltape.integrations.requested import RequestedGroups
 from rolltape.integrations.steps import StepPositions, TaskNames
-
-log = logging.getLogger("rolltape.integrations")
 
 _jobs: dict[int, "SlimeRollouts"] = {}  # by the identity of slime's arguments; a process has one
 
@@ -186,12 +184,9 @@ class SlimeRollouts:
             for row, sample in zip(slime_samples(group.samples), group.samples, strict=True):
                 at = attempts[sample.rollout]
                 by_attempt.setdefault(at, []).append(_filled(prompts[at], self._with_kept_ids(row)))
-            for one in group.unfinished:
-                log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
-        rewards = {} if group is None else {rollout.head.attempt: rollout.reward for rollout in group.rollouts}
-        mean = None if group is None else group.mean_reward
+            log_unfinished(group)
         return [
-            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(rewards.get(at), mean)))]
+            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(*blank_reward(group, at))))]
             for at, prompt in enumerate(prompts)
         ]
 
@@ -270,18 +265,15 @@ def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
     return type(prompt).from_dict({**row, **own})
 
 
-def _blank(reward: float | None, mean: float | None) -> dict[str, Any]:
-    """The row of a sample that trains nothing, so that slime has one for each attempt.
-
-    A failed attempt has the mean of its group as reward, which does not change slime's own baseline.
-    """
+def _blank(reward: float, is_own: bool) -> dict[str, Any]:
+    """The row of a sample that trains nothing, so that slime has one for each attempt."""
     return {
         "tokens": [0, 0],
         "response_length": 1,
         "loss_mask": [0],
         "rollout_log_probs": [0.0],
-        "reward": (mean or 0.0) if reward is None else reward,
-        "status": "failed" if reward is None else "completed",
+        "reward": reward,
+        "status": "completed" if is_own else "failed",
         "remove_sample": True,
         "metadata": {"rolltape": {"sample": None, "advantage": 0.0, "loss_weight": 0.0}},
     }
