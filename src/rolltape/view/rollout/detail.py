@@ -14,9 +14,9 @@ from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.sample import Fate, Span
 from rolltape.records.turn import Turn
 from rolltape.samples import Linearized, linearize
+from rolltape.samples.claims import LinearizedSession
 from rolltape.samples.compare import Comparison
 from rolltape.samples.facts import seconds_of
-from rolltape.samples.linearize import LinearizedSession
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
