@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 
 from rolltape.errors import GroupsError, TapeWriteError
+from rolltape.forking import call_in_child
 from rolltape.groups.pending import GROUP_EVENTS, EventOrder, PendingGroup, PendingGroups
 from rolltape.records.rollout import Event, EventKind, Rollout
 from rolltape.tape.recording.tape import Tape
@@ -19,8 +20,6 @@ from rolltape.tape.rundir import RunDirectory, make_private_folder, private_open
 
 _MOMENT_S = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-_claims: "weakref.WeakSet[ConsumerClaim]" = weakref.WeakSet()
 
 
 class GroupState(enum.StrEnum):
@@ -49,7 +48,7 @@ class ConsumerClaim:
         self._takers = 0
         self._descriptor = -1
         self._pid = os.getpid()
-        _claims.add(self)
+        call_in_child(self._leave_to_parent)
 
     def check(self) -> None:
         """Raise GroupsError in a forked child: the name belongs to its parent."""
@@ -59,7 +58,7 @@ class ConsumerClaim:
                 f"{os.getpid()}; let one process take them and hand them on, or take another name here"
             )
 
-    def after_fork(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: close the parent's lock, which stays locked there."""
         self._lock = threading.Lock()
         if self._descriptor >= 0:
@@ -264,8 +263,6 @@ def _after_fork() -> None:
     global _consumers, _lock
     _parents.append(_consumers)
     _consumers, _lock = weakref.WeakKeyDictionary(), threading.Lock()
-    for claim in list(_claims):
-        claim.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,7 +15,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from rolltape.records import rollout
 from rolltape.records.ids import digest_of
-from rolltape.records.jsonable import encode_numbers
+from rolltape.records.jsonable import encode_numbers, valid_text
 from rolltape.records.trace import Trace
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep, step_metrics
@@ -27,7 +27,6 @@ from rolltape.tracking.traces import (
     trace_metadata,
     trace_scores,
     trace_spans,
-    valid_text,
 )
 from rolltape.tracking.traces import SpanKind as RolloutSpanKind
 

@@ -138,11 +138,6 @@ def message_calls(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, An
     return [(one.get("id"), one["function"] if isinstance(one.get("function"), Mapping) else one) for one in objects]
 
 
-def valid_text(text: str) -> str:
-    """The text with lone surrogates replaced, which have no UTF-8."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def _lengths(trace: Trace) -> Fields:
     """The tokens before the first reply, those of all replies, and those of the longest prompt with its reply."""
     known = [(step.prompt_tokens, step.sampled_tokens or 0) for step in trace.steps if step.prompt_tokens is not None]

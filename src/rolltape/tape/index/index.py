@@ -2,10 +2,8 @@
 
 import contextlib
 import itertools
-import os
 import sqlite3
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import AmbiguousId, DamagedTapeError, NoSuchRollout
+from rolltape.forking import call_in_child
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Annotations, Event, Rollout, RolloutHead, Status, annotations_of
@@ -35,7 +34,6 @@ from rolltape.tape.index.rows import ROW_COLUMNS, RolloutRow
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.stored import Key, Problem, StoredEvent, decoded_event
 
-_indexes: "weakref.WeakSet[Index]" = weakref.WeakSet()
 _parents: list[object] = []  # a forked child must not use what its parent opened, not even to close it
 
 STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.LOST: 3}
@@ -63,7 +61,7 @@ class Index:
         self._loader = Loader(sources, location)
         self._lock = threading.RLock()
         self._noticed: dict[Problem, None] = {}
-        _indexes.add(self)
+        call_in_child(self._forget_parents)
 
     def advance(self) -> bool:
         """Index what was written before this call. Return whether anything was new."""
@@ -287,11 +285,6 @@ class Index:
         with self._asking() as connection:
             return int(read_about(connection, "revision", 0))
 
-    def last_activity_ns(self) -> int:
-        """When something was last recorded in the run, as far as it is indexed, or 0."""
-        with self._asking() as connection:
-            return int(read_about(connection, "last_activity_ns", 0))
-
     def problems(self) -> list[Problem]:
         """What the follower could not read, and what could not be read when rollouts were loaded here."""
         with self._asking() as connection:
@@ -320,7 +313,7 @@ class Index:
         with self._lock:
             yield self._file.connection()
 
-    def forget_parents(self) -> None:
+    def _forget_parents(self) -> None:
         """In a forked child: do not use what the parent has opened."""
         self._lock = threading.RLock()
         _parents.append((self._follower, self._loader))
@@ -344,11 +337,3 @@ def _chain(owner: PartPlace, parts: Iterable[dict[str, Any]], epoch: int, there:
 def _some(ids: Iterable[str], count: int) -> str:
     shown = list(itertools.islice(ids, _SHOWN))
     return f"{count} rollouts ({', '.join(shown)}{', …' if count > len(shown) else ''})"
-
-
-def _after_fork() -> None:
-    for index in list(_indexes):
-        index.forget_parents()
-
-
-os.register_at_fork(after_in_child=_after_fork)

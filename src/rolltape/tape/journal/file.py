@@ -20,12 +20,13 @@ import secrets
 import socket
 import sqlite3
 import struct
-import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rolltape.errors import TapeWriteError
+from rolltape.forking import call_in_child
 from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, private_opener, sync_directory
 
 SEQUENCE_BITS = 24
@@ -70,9 +71,18 @@ def turn_pk(session: int, sequence: int) -> int:
     return session << SEQUENCE_BITS | sequence
 
 
-def turn_crc(numbers: tuple[int, int, int, int, int, int, int, int], blobs: Sequence[bytes]) -> int:
-    """The checksum of a turn's row: key, parent, keeps, counts, then digests and blobs; absent numbers are -1."""
-    return zlib.crc32(b"".join((_NUMBERS.pack(*numbers), *blobs)))
+def turn_crc(row: Sequence[Any], root: bytes, messages: Sequence[bytes], reply: bytes | None) -> int:
+    """The checksum of a turn's row, which is given without it: key, parent, keeps, counts, then digests and blobs.
+
+    The digests are those of the contents that the row refers to.
+    """
+    pk, parent, keep_tokens, keep_messages, _, _, _, sides, dtype, sampled, new_ids, logprobs, facts = row
+    before = -1 if parent is None else parent
+    counts = (len(messages), sides, len(sampled), len(new_ids))
+    kind = b"-" if dtype is None else dtype.encode()
+    digests = (root, *messages, b"-" if reply is None else reply)
+    numbers = _NUMBERS.pack(pk, before, keep_tokens, keep_messages, *counts)
+    return zlib.crc32(b"".join((numbers, *digests, kind, sampled, new_ids, logprobs or b"", facts)))
 
 
 def event_crc(sequence: int, body: bytes) -> int:
@@ -167,9 +177,6 @@ def has_log(journal: Path) -> bool:
     return log.exists() and log.stat().st_size > 0
 
 
-_open_owners: "weakref.WeakSet[Owner]" = weakref.WeakSet()
-
-
 def writer_name() -> str:
     """A name for this process as a writer: host, process and a random part."""
     return f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -205,7 +212,7 @@ class Owner:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise TapeWriteError(f"{self.path}: cannot be written: {error}") from error
-        _open_owners.add(self)
+        call_in_child(self.release)  # flock belongs to the open file, which a fork shares: a dead parent is not "alive"
 
     def note_closing(self, counts: dict[str, int]) -> None:
         """Keep how many rows of each kind the journal has when it is closed in order."""
@@ -241,12 +248,3 @@ def closing_counts(journal: Path) -> dict[str, int] | None:
         return {str(kind): int(count) for kind, count in value["closed"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _release_parents_locks() -> None:
-    for owner in list(_open_owners):
-        owner.release()
-
-
-# flock belongs to the open file, which a fork shares: a child must not keep a dead parent "alive".
-os.register_at_fork(after_in_child=_release_parents_locks)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError
-from rolltape.records.jsonable import decode_numbers, encode_numbers, plain_scalar, shown
+from rolltape.records.jsonable import decode_numbers, encode_numbers, plain_scalar, shown, valid_text
 from rolltape.records.turn import NO_IDS, Delivery, Ids, LogprobKind, Logprobs, Segment, SideArray, Turn, TurnFlag
 
 E = TypeVar("E", bound=enum.StrEnum)
@@ -75,7 +75,7 @@ def as_text(value: object, where: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise RecordError(f"{where} is {shown(value)}, a {type(value).__name__}; give a text")
-    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return valid_text(value)
 
 
 def is_unicode(text: str) -> bool:
