@@ -60,6 +60,11 @@ class StoredSession(msgspec.Struct, frozen=True, eq=False):
     ordinal: int
     turns: Sequence[StoredTurn]
 
+    @property
+    def end(self) -> int:
+        """One more than the number of its last turn; turns before that one may be lost."""
+        return max((turn.sequence + 1 for turn in self.turns), default=0)
+
 
 class About(msgspec.Struct, frozen=True, gc=False):
     """What an event is about, its kind, and its time."""

@@ -108,31 +108,11 @@ class RecordedTurn(msgspec.Struct, frozen=True):
         new_ids, sampled = turn.prompt_tokens.own.tobytes(), turn.sampled_ids.tobytes()
         logprobs = None if turn.logprobs is None else turn.logprobs.tobytes()
         dtype = None if turn.logprobs is None else turn.logprobs.dtype.str[1:]
-        sides = len(turn.side)
-        crc = turn_crc(
-            (
-                pk,
-                -1 if coded.parent is None else coded.parent,
-                coded.keep_tokens,
-                coded.keep_messages,
-                len(messages),
-                sides,
-                len(sampled),
-                len(new_ids),
-            ),
-            (
-                root_digest,
-                *(message.digest for message in messages),
-                b"-" if reply is None else reply.digest,
-                b"-" if dtype is None else dtype.encode(),
-                sampled,
-                new_ids,
-                logprobs or b"",
-                self.facts,
-            ),
-        )
         coding = (pk, coded.parent, coded.keep_tokens, coded.keep_messages, root_pk, message_pks, reply_pk)
-        batch.rows["turns"].append((*coding, sides, dtype, sampled, new_ids, logprobs, self.facts, crc))
+        turn_row = (*coding, len(turn.side), dtype, sampled, new_ids, logprobs, self.facts)
+        digests = [message.digest for message in messages]
+        crc = turn_crc(turn_row, root_digest, digests, None if reply is None else reply.digest)
+        batch.rows["turns"].append((*turn_row, crc))
         for name, side in turn.side.items():
             values = side.values
             shape = json.dumps(values.shape)

@@ -117,19 +117,8 @@ class TurnReader:
         root = self._root(root_pk)
         messages = [self._message(one) for one in array("q", message_pks)]
         reply = None if reply_pk is None else self._message(reply_pk)
-        numbers = (
-            pk,
-            -1 if parent is None else parent,
-            keep_tokens,
-            keep_messages,
-            len(messages),
-            sides,
-            len(sampled),
-            len(new_ids),
-        )
-        digests = (root.raw_digest, *(one.digest for one in messages), b"-" if reply is None else reply.digest)
-        kind = b"-" if dtype is None else dtype.encode()
-        if turn_crc(numbers, (*digests, kind, sampled, new_ids, logprobs or b"", facts)) != crc:
+        digests = [message.digest for message in messages]
+        if turn_crc(row[:-1], root.raw_digest, digests, None if reply is None else reply.digest) != crc:
             raise DamagedTapeError("its checksum does not agree")
         return StoredTurn(
             sequence=pk & (MAX_TURNS - 1),
