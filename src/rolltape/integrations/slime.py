@@ -25,7 +25,6 @@ from rolltape.export.formats.slime import slime_samples
 from rolltape.groups import Group
 from rolltape.integrations.attempts import blank_reward, log_unfinished
 from rolltape.integrations.live import LiveGroups, with_id
-from rolltape.integrations.requested import RequestedGroups
 from rolltape.integrations.steps import StepPositions, TaskNames
 
 _jobs: dict[int, "SlimeRollouts"] = {}  # by the identity of slime's arguments; a process has one
@@ -141,7 +140,7 @@ class SlimeRollouts:
         if key not in self._given:
             task = self._task(sample, number, step, split)
             asked = live.request([task], step=step, split=split, group_size=size)
-            self._given[key] = asyncio.ensure_future(_all_of(asked))
+            self._given[key] = asyncio.ensure_future(asked)
         groups = await asyncio.shield(self._given[key])
         if not evaluation:
             for group in groups:
@@ -196,10 +195,6 @@ class SlimeRollouts:
             return row
         none = {"rollout_top_p_token_ids": [], "rollout_top_p_token_offsets": [0] * (row["response_length"] + 1)}
         return none | row
-
-
-async def _all_of(asked: RequestedGroups) -> list[Group]:
-    return await asked
 
 
 def _job(args: Any) -> SlimeRollouts:

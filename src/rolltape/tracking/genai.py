@@ -16,11 +16,10 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from rolltape.records import rollout
 from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import encode_numbers, valid_text
-from rolltape.records.trace import Trace
+from rolltape.records.trace import Fields, Trace
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep, step_metrics
 from rolltape.tracking.traces import (
-    Fields,
     RolloutSpan,
     message_calls,
     trace_messages,

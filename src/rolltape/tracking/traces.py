@@ -13,11 +13,9 @@ import msgspec
 
 from rolltape.records.ids import page_name
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.trace import Trace, TraceStep
+from rolltape.records.trace import Fields, Trace, TraceStep
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep
-
-Fields = dict[str, Any]
 
 _STEP_METADATA = (
     *("reward", "done", "stop_reason", "finish", "turns", "turn_rewards"),

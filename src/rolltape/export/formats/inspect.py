@@ -98,6 +98,7 @@ def _sample(conversation: Conversation, log: Any, model: Any, scorer: Any) -> An
     limit = _LIMITS.get(outcome.stop_reason) if outcome.stop_reason is not None else None
     scores = {"reward": outcome.reward, **outcome.reward_terms} if outcome.reward is not None else {}
     first = conversation.turns[0]
+    error = log.EvalError(message=outcome.reason or "failed", traceback="", traceback_ansi="")
     return log.EvalSample(
         id=(head.task_id or head.group).replace("\0", "\ufffd"),  # a name in the log's archive, which ends at a NUL
         epoch=head.attempt + 1,
@@ -108,7 +109,7 @@ def _sample(conversation: Conversation, log: Any, model: Any, scorer: Any) -> An
         metadata={"rolltape": json.loads(encode_numbers(_about(rollout, conversation), f"rollout {rollout.id}"))},
         uuid=f"{rollout.id}.{head.try_index}",
         started_at=datetime.fromtimestamp(head.started_at_ns / 1e9, UTC).isoformat(),
-        error=None if rollout.status is Status.FINISHED else _error(outcome.reason, log),
+        error=None if rollout.status is Status.FINISHED else error,
         limit=None if limit is None else log.EvalSampleLimit(type=limit, limit=0),
     )
 
@@ -133,10 +134,6 @@ def _about(rollout: Rollout, conversation: Conversation) -> dict[str, Any]:
         "replies": [at for at, _ in conversation.replies],
         "conversations": sum(1 for _ in conversations_of(rollout)),
     }
-
-
-def _error(reason: str | None, log: Any) -> Any:
-    return log.EvalError(message=reason or "failed", traceback="", traceback_ansi="")
 
 
 def _message(message: Mapping[str, Any], model: Any) -> Any:

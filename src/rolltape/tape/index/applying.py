@@ -72,7 +72,7 @@ class Applier:
                 number = self._connection.execute(_insert(tuple(row)), row).lastrowid
                 self._set_head(number, one)
                 if key in with_events:
-                    self._apply(self._events_of(key))
+                    self._apply(select_events(self._connection, "rollout = ? AND try_index = ?", *key))
             if key in news.summaries:
                 self._apply([news.summaries[key]])
 
@@ -291,9 +291,6 @@ class Applier:
         summary = msgspec.convert({name: data[name] for name in RolloutSummary.__struct_fields__}, RolloutSummary)
         if all(name in summary.policies and summary.policies[name].key == PRESETS[name].key for name in PRESETS):
             store_summary(self._connection, number, summary, str(data["covers"]), (), self.revision)
-
-    def _events_of(self, key: Key) -> list[StoredEvent]:
-        return select_events(self._connection, "rollout = ? AND try_index = ?", *key)
 
     def _with_events(self) -> set[Key]:
         """The rollouts that are not in the index yet although it has events about them."""

@@ -16,13 +16,12 @@ from rolltape.tape.journal.writing import Durability
 from rolltape.tape.recording.annotating import AnnotationOptions, change_note_event, note_event, retag_event
 from rolltape.tape.recording.fields import as_count, as_member, as_settings, as_snapshot, as_text, as_texts, as_version
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
-from rolltape.tape.recording.summaries import Summarize
 from rolltape.tape.recording.takeover import take_over
 from rolltape.tape.recording.writer import TapeWriter
 from rolltape.tape.run import Run, read
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
-from rolltape.tape.stored import Key
+from rolltape.tape.stored import Key, Summarize
 
 if TYPE_CHECKING:
     from rolltape.groups.stream import GroupOptions, GroupStream

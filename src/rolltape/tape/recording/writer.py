@@ -20,10 +20,10 @@ from rolltape.tape.journal.writing import Durability, Journal
 from rolltape.tape.recording.fields import as_count, as_member, as_text
 from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.recording.rollout import RolloutRecorder
-from rolltape.tape.recording.summaries import EndedHere, Summarize, SummaryThread
+from rolltape.tape.recording.summaries import EndedHere, SummaryThread
 from rolltape.tape.run import read
 from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.stored import Key
+from rolltape.tape.stored import Key, Summarize
 
 
 class EncodedEvents(NamedTuple):
