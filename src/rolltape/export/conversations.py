@@ -22,7 +22,7 @@ from rolltape.export.columns import (
 )
 from rolltape.extras import pa
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import Message, Role, content_text
+from rolltape.records.messages import Message, Role, content_text, reasoning_text
 from rolltape.records.rollout import Rollout, Session, Status
 from rolltape.records.turn import Turn
 from rolltape.tree import Arrivals, arrivals_of, tree_of
@@ -133,7 +133,7 @@ def _message_row(message: dict[str, Any]) -> Row:
     return {
         "role": message["role"],
         "content": None if content is None else content_text(content),
-        "reasoning_content": content_text(message.get("reasoning_content") or message.get("reasoning")) or None,
+        "reasoning_content": reasoning_text(message) or None,
         "tool_calls": calls or None,
         "tool_call_id": message.get("tool_call_id"),
         "name": message.get("name"),

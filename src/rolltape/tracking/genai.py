@@ -16,6 +16,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from rolltape.records import rollout
 from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import encode_numbers, valid_text
+from rolltape.records.messages import reasoning_text
 from rolltape.records.trace import Fields, Trace
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep, step_metrics
@@ -198,7 +199,8 @@ def _message(given: Any, role: str = "user") -> Fields:
     if role == "tool":
         result = {"type": "tool_call_response", "id": given.get("tool_call_id"), "response": content}
         return {"role": role, "parts": [result]}
-    parts = [_text_part("reasoning", given["reasoning_content"])] if given.get("reasoning_content") else []
+    thinking = reasoning_text(given)
+    parts = [_text_part("reasoning", thinking)] if thinking else []
     parts += [] if content in (None, "") else content if isinstance(content, list) else [_text_part("text", content)]
     parts += [
         {"type": "tool_call", "id": call_id, "name": function.get("name"), "arguments": function.get("arguments")}

@@ -13,6 +13,7 @@ import msgspec
 
 from rolltape.records.ids import page_name
 from rolltape.records.jsonable import encode_numbers
+from rolltape.records.messages import reasoning_text
 from rolltape.records.trace import Fields, Trace, TraceStep
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep
@@ -169,7 +170,8 @@ def _message(value: Any, role: str) -> Fields:
 
 
 def _message_text(message: Fields) -> str:
-    parts = [_text(message.get(name)) for name in ("reasoning_content", "content") if message.get(name)]
+    content = message.get("content")
+    parts = [part for part in (reasoning_text(message), _text(content) if content else "") if part]
     calls = message.get("tool_calls")
     parts += [_text(call) for call in (calls if isinstance(calls, list) else ())]
     return "\n".join(parts)

@@ -18,7 +18,7 @@ from rolltape.errors import ExportError
 from rolltape.export.conversations import Conversation, conversations_of
 from rolltape.export.files import Destination, destination
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import Message, content_text
+from rolltape.records.messages import Message, content_text, reasoning_text
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.turn import Turn, TurnFlag
 
@@ -134,8 +134,8 @@ def _steps(conversation: Conversation) -> list[dict[str, Any]]:
 def _agent_step(message: Mapping[str, Any]) -> dict[str, Any]:
     step: dict[str, Any] = {"source": "agent", "message": content_text(message.get("content"))}
     calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
-    if isinstance(reasoning, str) and reasoning:
-        step["reasoning_content"] = reasoning
+    if thinking := reasoning_text(message):
+        step["reasoning_content"] = thinking
     read = [found for call in calls if (found := _call(call))] if isinstance(calls, list) else []
     if read:
         step["tool_calls"] = [call for call, _ in read]

@@ -16,7 +16,7 @@ from rolltape.export.conversations import Conversation, conversations_of
 from rolltape.export.files import Destination
 from rolltape.extras import import_extra
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import content_text
+from rolltape.records.messages import content_text, reasoning_text
 from rolltape.records.rollout import Rollout, Status, StopReason
 
 _UNKNOWN = "unknown"  # a log must name a task and a model; a rollout need not
@@ -145,7 +145,7 @@ def _message(message: Mapping[str, Any], model: Any) -> Any:
         return model.ChatMessageUser(content=content)
     if role == "tool":
         return model.ChatMessageTool(content=content, tool_call_id=message.get("tool_call_id"))
-    thinking = content_text(message.get("reasoning_content") or message.get("reasoning"))
+    thinking = reasoning_text(message)
     parts = [model.ContentReasoning(reasoning=thinking), model.ContentText(text=content)] if thinking else content
     calls = message.get("tool_calls")
     return model.ChatMessageAssistant(content=parts, tool_calls=_calls(calls) if isinstance(calls, list) else None)

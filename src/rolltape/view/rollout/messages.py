@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rolltape.records.messages import Message, content_text
+from rolltape.records.messages import Message, content_text, reasoning_text
 from rolltape.view.rollout.images import find_images
 
 LONGEST_TEXT = 200_000  # characters
@@ -39,7 +39,7 @@ def render_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, A
     content, given = value.get("content"), value.get("tool_calls")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     shown["text"] += "".join(content_text(part.get("content")) for part in parts if part.get("type") == "tool_result")
-    reasoning = content_text(value.get("reasoning_content") or value.get("reasoning"))
+    reasoning = reasoning_text(value)
     reasoning = reasoning or "".join(part["thinking"] for part in parts if isinstance(part.get("thinking"), str))
     if reasoning:
         shown["reasoning"] = reasoning
