@@ -208,7 +208,7 @@ class Tape:
         terms: Mapping[str, object] | None = None,
         by: str | None = None,
         try_index: int | None = None,
-        turn: str | int | None = None,
+        turn: str | None = None,
     ) -> None:
         """Reward a rollout, or one of its turns, also more than once. The latest reward counts, the history stays.
 
@@ -223,8 +223,7 @@ class Tape:
         data = score_data(reward, terms, where)
         if data is None:
             raise RecordError(f"{where}: no reward; give a number")
-        turn_id = None if turn is None else str(turn)
-        self._writer.encode(NewEvent(EventKind.SCORE, rollout_id, data, by, try_index, turn_id)).append()
+        self._writer.encode(NewEvent(EventKind.SCORE, rollout_id, data, by, try_index, turn)).append()
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
         """Set the tags of a rollout, on all its tries or on one. They replace its earlier tags."""
