@@ -22,7 +22,7 @@ from rolltape.export.columns import (
 )
 from rolltape.extras import pa
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import Message, Role, content_text, reasoning_text
+from rolltape.records.messages import Message, Role, call_parts, content_text, message_calls, reasoning_text
 from rolltape.records.rollout import Rollout, Session, Status
 from rolltape.records.turn import Turn
 from rolltape.tree import Arrivals, arrivals_of, tree_of
@@ -115,20 +115,19 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in _WIRE_ONLY and value is not None}
 
 
-def _calls_row(calls: Any) -> list[Row]:
+def _calls_row(message: dict[str, Any]) -> list[Row]:
     """Tool calls with the fields of OpenAI's API. In a table, each call has all fields."""
     found = []
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") or call
-        given = function.get("arguments")
+    for call in message_calls(message):
+        name, given = call_parts(call)
         arguments = given if isinstance(given, str) or given is None else bytes(JSON.write(given)).decode()
-        named = {"name": function.get("name"), "arguments": arguments}
+        named = {"name": name, "arguments": arguments}
         found.append({"id": call.get("id"), "type": call.get("type", "function"), "function": named})
     return found
 
 
 def _message_row(message: dict[str, Any]) -> Row:
-    calls = _calls_row(message.get("tool_calls"))
+    calls = _calls_row(message)
     content = message.get("content")
     return {
         "role": message["role"],

@@ -16,13 +16,12 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from rolltape.records import rollout
 from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import encode_numbers, valid_text
-from rolltape.records.messages import reasoning_text
+from rolltape.records.messages import call_parts, message_calls, reasoning_text
 from rolltape.records.trace import Fields, Trace
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep, step_metrics
 from rolltape.tracking.traces import (
     RolloutSpan,
-    message_calls,
     trace_messages,
     trace_metadata,
     trace_scores,
@@ -203,8 +202,9 @@ def _message(given: Any, role: str = "user") -> Fields:
     parts = [_text_part("reasoning", thinking)] if thinking else []
     parts += [] if content in (None, "") else content if isinstance(content, list) else [_text_part("text", content)]
     parts += [
-        {"type": "tool_call", "id": call_id, "name": function.get("name"), "arguments": function.get("arguments")}
-        for call_id, function in message_calls(given)
+        {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
+        for call in message_calls(given)
+        for name, arguments in [call_parts(call)]
     ]
     return {"role": role, "parts": parts}
 

@@ -16,7 +16,7 @@ from rolltape.export.conversations import Conversation, conversations_of
 from rolltape.export.files import Destination
 from rolltape.extras import import_extra
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import content_text, reasoning_text
+from rolltape.records.messages import call_parts, content_text, message_calls, reasoning_text
 from rolltape.records.rollout import Rollout, Status, StopReason
 
 _UNKNOWN = "unknown"  # a log must name a task and a model; a rollout need not
@@ -147,27 +147,21 @@ def _message(message: Mapping[str, Any], model: Any) -> Any:
         return model.ChatMessageTool(content=content, tool_call_id=message.get("tool_call_id"))
     thinking = reasoning_text(message)
     parts = [model.ContentReasoning(reasoning=thinking), model.ContentText(text=content)] if thinking else content
-    calls = message.get("tool_calls")
-    return model.ChatMessageAssistant(content=parts, tool_calls=_calls(calls) if isinstance(calls, list) else None)
+    return model.ChatMessageAssistant(content=parts, tool_calls=_calls(message) or None)
 
 
-def _calls(calls: list[Any]) -> list[Any]:
+def _calls(message: Mapping[str, Any]) -> list[Any]:
     call_of = import_module("inspect_ai.tool").ToolCall
     found = []
-    for call in calls:
-        function = call.get("function") or {}
-        text, problem = function.get("arguments"), None
+    for call in message_calls(message):
+        (name, text), problem = call_parts(call), None
         try:
             arguments = json.loads(text) if isinstance(text, str) else text
         except ValueError as error:
             arguments, problem = {}, str(error)
         if not isinstance(arguments, dict):
             arguments, problem = {}, f"no object: {text}"
-        found.append(
-            call_of(
-                id=call.get("id") or "", function=function.get("name") or "", arguments=arguments, parse_error=problem
-            )
-        )
+        found.append(call_of(id=call.get("id") or "", function=name or "", arguments=arguments, parse_error=problem))
     return found
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout import ANNOTATION_KINDS, EventKind, annotations_of, parse_annotation
+from rolltape.records.rollout import ANNOTATION_KINDS, Annotations, EventKind, parse_annotation
 from rolltape.records.sample import SUMMARY_RULES, RolloutSummary
 from rolltape.tape.index.database import pack_summary, read_about, select_events, write_about
-from rolltape.tape.index.queries import annotation_events
+from rolltape.tape.index.queries import annotations_at
 from rolltape.tape.index.rows import (
     PART,
     SCORE,
@@ -227,9 +227,7 @@ class Applier:
 
     def _annotate(self, number: int, key: Key) -> None:
         """Compute the tags and notes of a rollout from all events about them: each builds on the earlier ones."""
-        query = f"SELECT head_tags FROM rollouts WHERE number = {number}"
-        ((launch_tags,),) = self._connection.execute(query).fetchall()
-        held = annotations_of(annotation_events(self._connection, key), msgspec.json.decode(launch_tags))
+        held = annotations_at(self._connection, key) or Annotations()
         self._connection.execute(
             "UPDATE rollouts SET tags = ?, inner_tags = ?, notes = ?, revision = ? WHERE number = ?",
             (text_list(held.rollout_tags), text_list(held.inner_tags), len(held.notes), self.revision, number),

@@ -16,14 +16,14 @@ from rolltape.errors import AmbiguousId, DamagedTapeError, NoSuchRollout
 from rolltape.forking import call_in_child
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
-from rolltape.records.rollout import Annotations, Event, Rollout, RolloutHead, Status, annotations_of
+from rolltape.records.rollout import Annotations, Event, Rollout, RolloutHead, Status
 from rolltape.tape.index.database import IndexFile, read_about, select_events
 from rolltape.tape.index.follower import Follower, Stop
 from rolltape.tape.index.loading import Loader, Located, PartPlace
 from rolltape.tape.index.queries import (
     STATUS,
     Progress,
-    annotation_events,
+    annotations_at,
     annotations_by_hand,
     announced_versions,
     ordered_versions,
@@ -225,10 +225,10 @@ class Index:
     def annotations(self, key: Key) -> Annotations:
         """The tags and notes of one try of a rollout, those of its turns and tokens included."""
         with self._asking() as connection:
-            row = connection.execute("SELECT head_tags FROM rollouts WHERE id = ? AND try_index = ?", key).fetchone()
-            if row is None:
-                raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
-            return annotations_of(annotation_events(connection, key), msgspec.json.decode(row[0]))
+            found = annotations_at(connection, key)
+        if found is None:
+            raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
+        return found
 
     def annotations_by_hand(self) -> dict[Key, Annotations]:
         """The tags and notes of each rollout and try that has a note, or whose tags were added to or taken from."""

@@ -1,0 +1,30 @@
+"""How people read a message: its calls in every form that APIs and frameworks write them in."""
+
+from typing import Any
+
+import pytest
+
+from rolltape.records.messages import Message
+from rolltape.records.wording import call_text, message_line, message_parts
+from rolltape.tape.index.search import searched_text
+
+PATCH = "*** Begin Patch"
+FORMS = {
+    "a function": {"id": "c", "type": "function", "function": {"name": "apply", "arguments": PATCH}},
+    "a custom tool": {"id": "c", "type": "custom", "custom": {"name": "apply", "input": PATCH}},
+    "flat": {"id": "c", "name": "apply", "arguments": PATCH},
+    "flat, with an input": {"type": "tool_use", "id": "c", "name": "apply", "input": PATCH},
+}
+
+
+@pytest.mark.parametrize("call", FORMS.values(), ids=FORMS)
+def test_a_call_reads_the_same_in_each_of_its_forms(call: dict[str, Any]) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert call_text(call) == message_line(message) == f"apply({PATCH})"
+    assert list(message_parts(message)) == [("calls", f"apply({PATCH})")]
+    assert searched_text(Message.snapshot(message, "a reply")).split() == ["apply", *PATCH.split()]
+
+
+def test_a_call_without_arguments_is_not_found_by_the_word_null() -> None:
+    message = {"role": "assistant", "content": "so", "tool_calls": [{"name": "look"}, "odd", 7]}
+    assert searched_text(Message.snapshot(message, "a reply")).split() == ["so", "look", "odd", "7"]
