@@ -156,6 +156,25 @@ def test_the_thinking_of_a_reply_is_shown_under_either_of_its_names(receiver: Re
     assert trace_text(trace) == "assistant: one and one\n2"
 
 
+def test_a_message_in_parts_has_the_parts_of_the_conventions(receiver: Receiver) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    prompt = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, image]}
+    trace = Trace(
+        run="exp",
+        rollout="r",
+        try_index=0,
+        group="g",
+        step=0,
+        attempt=0,
+        status=rollout.Status.FINISHED,
+        steps=(TraceStep(index=0, prompt=[prompt], policy_response={"role": "assistant", "content": "a dot"}),),
+    )
+    with otel_sink(receiver.url, name="exp") as sink:
+        sink.put(ShownStep(split="train", step=0, traces=(trace,)))
+    (sent,) = json.loads(attributes(receiver.spans[1])["gen_ai.input.messages"])
+    assert sent["parts"] == [{"type": "text", "content": "what is it?"}, image]
+
+
 def test_batch_without_times_or_names_is_sent(receiver: Receiver) -> None:
     batch = {"input_ids": np.array([[1, 2, 3]]), "loss_mask": np.array([[0, 1, 0]]), "rewards": np.array([0.5])}
     with otel_sink(receiver.url, name="exp") as sink:

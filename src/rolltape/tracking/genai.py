@@ -200,13 +200,20 @@ def _message(given: Any, role: str = "user") -> Fields:
         return {"role": role, "parts": [result]}
     thinking = reasoning_text(given)
     parts = [_text_part("reasoning", thinking)] if thinking else []
-    parts += [] if content in (None, "") else content if isinstance(content, list) else [_text_part("text", content)]
+    parts += map(_content_part, content if isinstance(content, list) else [content] if content else [])
     parts += [
         {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
         for call in message_calls(given)
         for name, arguments in [call_parts(call)]
     ]
     return {"role": role, "parts": parts}
+
+
+def _content_part(part: Any) -> Fields:
+    """A part of a message's content, or all of it. What is no text is sent as it is."""
+    if not isinstance(part, Mapping):
+        return _text_part("text", part)
+    return _text_part("text", part["text"]) if "text" in part else dict(part)
 
 
 def _text_part(kind: str, content: Any) -> Fields:
