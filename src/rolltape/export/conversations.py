@@ -119,11 +119,15 @@ def _calls_row(message: dict[str, Any]) -> list[Row]:
     """Tool calls with the fields of OpenAI's API. In a table, each call has all fields."""
     found = []
     for call in message_calls(message):
-        name, given = call_parts(call)
-        arguments = given if isinstance(given, str) or given is None else bytes(JSON.write(given)).decode()
-        named = {"name": name, "arguments": arguments}
-        found.append({"id": call.get("id"), "type": call.get("type", "function"), "function": named})
+        name, arguments = map(_text, call_parts(call))
+        about = {"id": _text(call.get("id")), "type": _text(call.get("type", "function"))}
+        found.append({**about, "function": {"name": name, "arguments": arguments}})
     return found
+
+
+def _text(value: Any) -> str | None:
+    """A text as it is, and anything else as JSON: a column of a table holds only text."""
+    return value if value is None or isinstance(value, str) else bytes(JSON.write(value)).decode()
 
 
 def _message_row(message: dict[str, Any]) -> Row:
@@ -134,8 +138,8 @@ def _message_row(message: dict[str, Any]) -> Row:
         "content": None if content is None else content_text(content),
         "reasoning_content": reasoning_text(message) or None,
         "tool_calls": calls or None,
-        "tool_call_id": message.get("tool_call_id"),
-        "name": message.get("name"),
+        "tool_call_id": _text(message.get("tool_call_id")),
+        "name": _text(message.get("name")),
         "weight": message.get("weight"),
     }
 

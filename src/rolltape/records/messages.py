@@ -226,7 +226,8 @@ def content_text(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(part.get("text") or "" if isinstance(part, dict) else str(part) for part in content)
+        texts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        return "".join(str(text) for text in texts if text is not None)
     return ""
 
 

@@ -140,7 +140,8 @@ def _agent_step(message: Mapping[str, Any]) -> dict[str, Any]:
     if read:
         step["tool_calls"] = [call for call, _ in read]
     fields = set(_present(message)) - {"reasoning_content", "tool_calls", "content", "id"}
-    whole = sum(is_whole for _, is_whole in read) == len(calls or ()) and isinstance(reasoning or "", str)
+    whole = not calls or (isinstance(calls, list) and sum(is_whole for _, is_whole in read) == len(calls))
+    whole = whole and isinstance(reasoning or "", str)
     if fields != {"role"} or not whole or not _is_plain(message, ("assistant",)):
         _note(step, message=dict(message))
     elif message.get("id") is not None:

@@ -144,7 +144,8 @@ def _message(message: Mapping[str, Any], model: Any) -> Any:
     if role == "user":
         return model.ChatMessageUser(content=content)
     if role == "tool":
-        return model.ChatMessageTool(content=content, tool_call_id=message.get("tool_call_id"))
+        call_id = message.get("tool_call_id")
+        return model.ChatMessageTool(content=content, tool_call_id=None if call_id is None else str(call_id))
     thinking = reasoning_text(message)
     parts = [model.ContentReasoning(reasoning=thinking), model.ContentText(text=content)] if thinking else content
     return model.ChatMessageAssistant(content=parts, tool_calls=_calls(message) or None)
@@ -161,7 +162,9 @@ def _calls(message: Mapping[str, Any]) -> list[Any]:
             arguments, problem = {}, str(error)
         if not isinstance(arguments, dict):
             arguments, problem = {}, f"no object: {text}"
-        found.append(call_of(id=call.get("id") or "", function=name or "", arguments=arguments, parse_error=problem))
+        found.append(
+            call_of(id=str(call.get("id") or ""), function=str(name or ""), arguments=arguments, parse_error=problem)
+        )
     return found
 
 
