@@ -4,6 +4,7 @@ Recording, serving and viewing do not need them. Parquet files and shards need p
 """
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from rolltape.errors import MissingExtra
 
-__all__ = ["arrow_errors", "duckdb", "import_extra", "numpy_dtype", "pa", "pq"]
+__all__ = ["arrow_errors", "duckdb", "import_extra", "list_rows", "number_lists", "pa", "pq"]
 
 if TYPE_CHECKING:
     import duckdb
@@ -49,10 +50,25 @@ if not TYPE_CHECKING:
     pq = _LazyModule("pyarrow.parquet", "parquet")
 
 
-def numpy_dtype(kind: Any) -> np.dtype[Any]:
-    """The numpy type of a numeric Arrow type. Arrow's own function needs pandas in older versions (20)."""
-    dtype: np.dtype[Any] = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
-    return dtype
+def number_lists(rows: Sequence[Any], kind: Any, *, nan_is_null: bool = False) -> Any:
+    """Lists of numbers, or None for a row, as an Arrow column. They are joined without visiting each number."""
+    # Arrow's own function for the numpy type of an Arrow type needs pandas in older versions (20).
+    dtype = pa.array([], kind.value_type).to_numpy(zero_copy_only=False).dtype
+    lengths = [0 if row is None else len(row) for row in rows]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    flat = np.concatenate([np.empty(0, dtype), *(np.asarray(row, dtype) for row in rows if row is not None)])
+    missing = np.isnan(flat) if nan_is_null and dtype.kind == "f" else None
+    absent = np.array([row is None for row in rows], np.bool_)
+    numbers = pa.array(flat, kind.value_type, mask=missing)
+    of_arrays: Any = pa.ListArray.from_arrays
+    return of_arrays(pa.array(offsets), numbers, type=kind, mask=pa.array(absent) if absent.any() else None)
+
+
+def list_rows(column: Any) -> list[Any]:
+    """The rows of an Arrow column of number lists, as arrays that share its memory, or None."""
+    flat, offsets = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
+    there = column.is_valid().to_pylist()
+    return [flat[offsets[at] : offsets[at + 1]] if given else None for at, given in enumerate(there)]
 
 
 def arrow_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:

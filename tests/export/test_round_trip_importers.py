@@ -252,6 +252,18 @@ def test_a_filtered_rollout_is_filtered_on_the_tape_that_it_is_imported_into(tmp
     assert imported("atif", tmp_path / "out", tmp_path / "run").known == 1
 
 
+def test_a_trajectory_shows_thinking_under_its_other_name_and_gives_it_back(tmp_path: Path) -> None:
+    main = Recording()
+    main.ask([user("1 + 1?")], {"role": "assistant", "content": "2", "reasoning": "one and one"})
+    rollout = rollout_of(main.session())
+    document = trajectory(rollout)
+    assert document is not None
+    assert document["steps"][-1]["reasoning_content"] == "one and one"
+    write_trajectories([rollout], tmp_path / "out")
+    (back,) = reimported("atif", tmp_path / "out", tmp_path)
+    assert [with_messages(turn) for turn in back.turns] == [with_messages(turn) for turn in rollout.turns]
+
+
 def recorded_run(folder: Path, **head: Any) -> Path:
     """A run of one rollout whose second turn was interrupted before it had a reply."""
     with rolltape.open(folder / "odd") as tape, tape.rollout(**head) as rollout:

@@ -11,8 +11,7 @@ import pytest
 import rolltape
 from group_streams import begin, collected, collects, record, stream, tasks
 from rolltape.errors import GroupsError, PolicyError
-from rolltape.groups.consumer import find_consumer
-from rolltape.groups.pending import PendingGroups
+from rolltape.groups.consumer import Consumer, find_consumer
 from rolltape.records.policy import Advantage, Credit
 from rolltape.records.rollout import Event
 from rolltape.tape.recording.tape import Tape, open_tape
@@ -340,13 +339,13 @@ def test_a_limit_ends_the_stream_and_the_next_one_goes_on(tape: Tape) -> None:
 def test_a_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tape = open_tape(tmp_path / "run")  # without summaries, which are news as well
     read: list[tuple[int, int]] = []
-    add = PendingGroups.add
+    add = Consumer._add
 
-    def counted(self: PendingGroups, rows: Iterable[RolloutRow], events: Iterable[Event]) -> None:
+    def counted(self: Consumer, rows: Iterable[RolloutRow], events: Iterable[Event]) -> None:
         read.append((len(list(rows)), len(list(events))))
         add(self, rows, events)
 
-    monkeypatch.setattr(PendingGroups, "add", counted)
+    monkeypatch.setattr(Consumer, "_add", counted)
     collects(tape, 50)
     record(tape, "a", *[1.0] * 49)
     consumer = find_consumer(tape, "trainer")

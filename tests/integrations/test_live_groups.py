@@ -238,6 +238,11 @@ def test_a_run_that_others_fill_is_followed(tmp_path: Path) -> None:
     assert one[0].task_id in {SUMS[0]["id"], SUMS[3]["id"]}
 
 
+def test_a_request_for_no_tasks_of_a_run_that_others_fill_gives_no_groups(tmp_path: Path) -> None:
+    with LiveGroups(tmp_path / "run") as live:
+        assert live.request([], step=0).wait() == []
+
+
 def test_a_task_that_is_asked_for_twice_is_refused_by_its_id(tmp_path: Path) -> None:
     with job(tmp_path / "run", function_engine(lambda prompt, wanted: "2")) as live:
         with pytest.raises(GroupsError, match="task 'sum-1' is in the request twice; ask for a task once a step"):

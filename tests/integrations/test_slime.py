@@ -239,6 +239,26 @@ def test_slimes_own_rollout_function_gets_each_attempt_of_a_group_by_itself(tmp_
 
 
 @pytest.mark.usefixtures("closing")
+def test_slimes_own_evaluation_gets_each_prompt_of_each_dataset_with_its_own_parameters(
+    tmp_path: Path, router: int
+) -> None:
+    args = arguments(tmp_path / "run", router)
+    greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 16}
+
+    def prompts() -> list[Any]:  # slime counts the samples of each dataset from 0
+        return [Sample(index=0, prompt=f"What is {number} + 1?", label=str(number + 1)) for number in (2, 3)]
+
+    async def evaluate(samples: list[Any]) -> list[Any]:
+        return await asyncio.gather(*(slime.generate(args, sample, greedy, evaluation=True) for sample in samples))
+
+    given = asyncio.run(evaluate(prompts()))
+    run = rolltape.read(tmp_path / "run")
+    rollouts = [run.rollout(sample.metadata["rolltape"]["rollout"]) for sample in given]
+    assert [rollout.head.task["prompt"] for rollout in rollouts] == ["What is 2 + 1?", "What is 3 + 1?"]
+    assert {turn.temperature for rollout in rollouts for turn in rollout.turns} == {0.0}
+
+
+@pytest.mark.usefixtures("closing")
 def test_an_attempt_that_failed_is_a_sample_that_does_not_train(tmp_path: Path, router: int) -> None:
     args, source = arguments(tmp_path / "run", router, to_task="python:slime_tasks:broken"), Prompts(2)
     args.rollout_top_p = 0.9

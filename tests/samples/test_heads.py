@@ -6,7 +6,8 @@ import pytest
 
 from rolltape.records.policy import cut_policy
 from rolltape.records.turn import Delivery, Finish, Turn
-from rolltape.samples import linearize, show
+from rolltape.samples import linearize
+from rolltape.samples.spelling import show
 from rolltape.tree import arrivals_of, tree_of
 from sessions import Recording, rollout_of, user
 

@@ -74,11 +74,8 @@ def test_a_tokenizer_is_looked_for_in_the_run_first(
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.save(str(tmp_path / name / "tok.json"))
     head = SessionHead(id="s", ordinal=0, tokenizer="tok.json")
-    for spell in (
-        Spellings(str(tmp_path / "run")).of(Session(head, [])),
-        spell_at(Session(head, [], str(tmp_path / "run")).tokenizers),
-    ):
-        assert (spell and spell(0)) == (None if where == "nowhere" else f"in-{where}".encode())
+    spell = Spellings().of(Session(head, [], str(tmp_path / "run")))
+    assert (spell and spell(0)) == (None if where == "nowhere" else f"in-{where}".encode())
 
 
 def test_a_file_that_is_no_tokenizer_spells_nothing(tmp_path: Path) -> None:

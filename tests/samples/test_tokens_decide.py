@@ -9,7 +9,8 @@ from rolltape.records.fork import ForkCause
 from rolltape.records.policy import cut_policy
 from rolltape.records.sample import Fate, LedgerEntry
 from rolltape.records.turn import Delivery, Finish, Turn, TurnFlag
-from rolltape.samples import linearize, show
+from rolltape.samples import linearize
+from rolltape.samples.spelling import show
 from rolltape.tree import arrivals_of, forks_of, tree_of
 from sessions import Recording, held, rollout_of, says, system, tool, user
 

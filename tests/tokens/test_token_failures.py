@@ -126,7 +126,7 @@ exporter.export(0, 0, *batch)
 if os.fork() == 0:
     if sys.argv[2] == "exports":
         exporter.export(0, 1, *batch)
-        exporter.mark_stable(0)
+        assert not exporter.mark_stable(0, wait=True)
     sys.exit()
 os.wait()
 exporter.mark_stable(0)

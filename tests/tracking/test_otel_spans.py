@@ -14,6 +14,7 @@ from otlp_receiver import Receiver, attributes, otlp_receiver
 from rolltape.records import rollout
 from rolltape.records.trace import Trace, TraceStep
 from rolltape.tracking import ShownStep, otel_sink, show_batch, show_step
+from rolltape.tracking.traces import trace_text
 from tracked import record_steps
 
 
@@ -133,6 +134,45 @@ def test_failed_turns_and_rollouts_are_errors_and_wrong_times_do_no_harm(receive
     assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, "no engine")
     assert (turn.status.code, turn.status.message) == (Status.STATUS_CODE_ERROR, "engine gone")
     assert 0 < root.start_time_unix_nano <= turn.start_time_unix_nano <= turn.end_time_unix_nano
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_the_thinking_of_a_reply_is_shown_under_either_of_its_names(receiver: Receiver, name: str) -> None:
+    reply = {"role": "assistant", name: "one and one", "content": "2"}
+    trace = Trace(
+        run="exp",
+        rollout="r",
+        try_index=0,
+        group="g",
+        step=0,
+        attempt=0,
+        status=rollout.Status.FINISHED,
+        steps=(TraceStep(index=0, policy_response=reply),),
+    )
+    with otel_sink(receiver.url, name="exp") as sink:
+        sink.put(ShownStep(split="train", step=0, traces=(trace,)))
+    (sent,) = json.loads(attributes(receiver.spans[1])["gen_ai.output.messages"])
+    assert sent["parts"] == [{"type": "reasoning", "content": "one and one"}, {"type": "text", "content": "2"}]
+    assert trace_text(trace) == "assistant: one and one\n2"
+
+
+def test_a_message_in_parts_has_the_parts_of_the_conventions(receiver: Receiver) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    prompt = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, image]}
+    trace = Trace(
+        run="exp",
+        rollout="r",
+        try_index=0,
+        group="g",
+        step=0,
+        attempt=0,
+        status=rollout.Status.FINISHED,
+        steps=(TraceStep(index=0, prompt=[prompt], policy_response={"role": "assistant", "content": "a dot"}),),
+    )
+    with otel_sink(receiver.url, name="exp") as sink:
+        sink.put(ShownStep(split="train", step=0, traces=(trace,)))
+    (sent,) = json.loads(attributes(receiver.spans[1])["gen_ai.input.messages"])
+    assert sent["parts"] == [{"type": "text", "content": "what is it?"}, image]
 
 
 def test_batch_without_times_or_names_is_sent(receiver: Receiver) -> None:

@@ -196,15 +196,15 @@ def samples_named(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str
                 yield made.sample(outline.index)
 
 
-def open_spellings(tokenizer: str | None, run: str) -> Spellings:
+def open_spellings(tokenizer: str | None) -> Spellings:
     """The texts of a run's ids. If a tokenizer is given, it is used for all sessions."""
     if tokenizer is None:
-        return Spellings(run)
+        return Spellings()
     file = tokenizer_in(Path(tokenizer))
     if file is None:
         raise UsageError(f"--tokenizer {tokenizer}: not found; give a tokenizer.json or a folder with one")
     try:
-        return Spellings(run, speller(file))
+        return Spellings(speller(file))
     except ValueError as error:
         raise UsageError(f"--tokenizer: {error}") from None
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from rolltape.errors import ExportError, RolltapeError
-from rolltape.extras import numpy_dtype, pa, pq
+from rolltape.extras import list_rows, number_lists, pa, pq
 from rolltape.records.jsonable import decode_numbers, encode_json, encode_numbers
 from rolltape.records.turn import Logprobs
 
@@ -139,22 +139,10 @@ def built(kind: type[R], values: dict[str, Any], **renamed: Any) -> R:
 
 def _arrow_array(cells: list[Any], kind: Any) -> Any:
     if pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
-        return _number_lists(cells, kind)
+        return number_lists(cells, kind, nan_is_null=True)
     if pa.types.is_map(kind):
         return pa.array([list(cell.items()) for cell in cells], type=kind)
     return pa.array([_arrow_cell(cell) for cell in cells], type=kind)
-
-
-def _number_lists(cells: list[Any], kind: Any) -> Any:
-    """Arrays of numbers end to end with their offsets. NaN, which means "none given", becomes null."""
-    absent = np.array([cell is None for cell in cells], dtype=np.bool_)
-    lengths = [0 if cell is None else len(cell) for cell in cells]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    parts = [np.asarray(cell) for cell in cells if cell is not None and len(cell)]
-    flat = np.concatenate(parts) if parts else np.empty(0, dtype=numpy_dtype(kind.value_type))
-    missing = np.isnan(flat) if flat.dtype.kind == "f" else None
-    elements = pa.array(flat, type=kind.value_type, mask=missing)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=kind, mask=pa.array(absent))
 
 
 def _arrow_cell(cell: Any) -> Any:
@@ -167,10 +155,7 @@ def _arrow_cell(cell: Any) -> Any:
 
 def _row_cells(held: Any, kind: Kind) -> Iterable[Any]:
     if pa.types.is_list(held.type) and pa.types.is_primitive(held.type.value_type):
-        flat = held.values.to_numpy(zero_copy_only=False)
-        offsets = held.offsets.to_numpy()
-        present = held.is_valid().to_pylist()
-        return [flat[offsets[at] : offsets[at + 1]] if given else None for at, given in enumerate(present)]
+        return list_rows(held)
     return [None if cell is None else kind.parse(cell) for cell in held.to_pylist()]
 
 

@@ -22,7 +22,7 @@ from rolltape.export.columns import (
 )
 from rolltape.extras import pa
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import Message, Role, content_text
+from rolltape.records.messages import Message, Role, call_parts, content_text, message_calls, reasoning_text
 from rolltape.records.rollout import Rollout, Session, Status
 from rolltape.records.turn import Turn
 from rolltape.tree import Arrivals, arrivals_of, tree_of
@@ -115,28 +115,31 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in _WIRE_ONLY and value is not None}
 
 
-def _calls_row(calls: Any) -> list[Row]:
+def _calls_row(message: dict[str, Any]) -> list[Row]:
     """Tool calls with the fields of OpenAI's API. In a table, each call has all fields."""
     found = []
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") or call
-        given = function.get("arguments")
-        arguments = given if isinstance(given, str) or given is None else bytes(JSON.write(given)).decode()
-        named = {"name": function.get("name"), "arguments": arguments}
-        found.append({"id": call.get("id"), "type": call.get("type", "function"), "function": named})
+    for call in message_calls(message):
+        name, arguments = map(_text, call_parts(call))
+        about = {"id": _text(call.get("id")), "type": _text(call.get("type", "function"))}
+        found.append({**about, "function": {"name": name, "arguments": arguments}})
     return found
 
 
+def _text(value: Any) -> str | None:
+    """A text as it is, and anything else as JSON: a column of a table holds only text."""
+    return value if value is None or isinstance(value, str) else bytes(JSON.write(value)).decode()
+
+
 def _message_row(message: dict[str, Any]) -> Row:
-    calls = _calls_row(message.get("tool_calls"))
+    calls = _calls_row(message)
     content = message.get("content")
     return {
         "role": message["role"],
         "content": None if content is None else content_text(content),
-        "reasoning_content": content_text(message.get("reasoning_content") or message.get("reasoning")) or None,
+        "reasoning_content": reasoning_text(message) or None,
         "tool_calls": calls or None,
-        "tool_call_id": message.get("tool_call_id"),
-        "name": message.get("name"),
+        "tool_call_id": _text(message.get("tool_call_id")),
+        "name": _text(message.get("name")),
         "weight": message.get("weight"),
     }
 

@@ -173,7 +173,11 @@ _EVENTS = records(
     JSON("data"),
 )
 
-_SESSION_HEADS = records(dict, TEXT("session", "id"), ENCODED_JSON("head", lambda session: _encoded(session.head)))
+_SESSION_HEADS = records(
+    dict,
+    TEXT("session", "id"),
+    ENCODED_JSON("head", lambda session: encode_record(session.head, f"session {session.id}")),
+)
 
 _HELD = Table(_SESSION_HEADS("session_heads", "sessions"), _EVENTS("events"))
 
@@ -196,10 +200,6 @@ def rollout_of(row: Row, turns: Mapping[str, Sequence[Turn]]) -> Rollout:
         for held in values["session_heads"]
     ]
     return Rollout(head, sessions, values["events"], writer_alive=values["status"] == "running")
-
-
-def _encoded(head: SessionHead) -> bytes:
-    return encode_record(head, f"session {head.id}")
 
 
 def _session_head(value: object, session: str) -> SessionHead:

@@ -8,19 +8,19 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 
 from rolltape.errors import GroupsError, TapeWriteError
-from rolltape.groups.pending import GROUP_EVENTS, EventOrder, PendingGroup, PendingGroups
-from rolltape.records.rollout import Event, EventKind, Rollout
+from rolltape.forking import call_in_child
+from rolltape.groups.pending import Collections, EventOrder, PendingGroup
+from rolltape.records.rollout import Event, EventKind
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
 from rolltape.tape.rundir import RunDirectory, make_private_folder, private_opener
 
+_EVENTS = (EventKind.GROUP, EventKind.COLLECT, EventKind.COLLECTED)
 _MOMENT_S = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-_claims: "weakref.WeakSet[ConsumerClaim]" = weakref.WeakSet()
 
 
 class GroupState(enum.StrEnum):
@@ -49,7 +49,7 @@ class ConsumerClaim:
         self._takers = 0
         self._descriptor = -1
         self._pid = os.getpid()
-        _claims.add(self)
+        call_in_child(self._leave_to_parent)
 
     def check(self) -> None:
         """Raise GroupsError in a forked child: the name belongs to its parent."""
@@ -59,7 +59,7 @@ class ConsumerClaim:
                 f"{os.getpid()}; let one process take them and hand them on, or take another name here"
             )
 
-    def after_fork(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: close the parent's lock, which stays locked there."""
         self._lock = threading.Lock()
         if self._descriptor >= 0:
@@ -140,7 +140,9 @@ class Consumer:
         self.claim = ConsumerClaim(tape.directory, name)
         self.lock = threading.RLock()
         self.index = tape.run().tape_index
-        self.pending = PendingGroups(self._add_group_event, lambda writer: writer in self.index.writers())
+        self.collections = Collections(lambda writer: writer in self.index.writers())
+        self.groups: dict[str, PendingGroup] = {}  # those that it is neither done with nor has skipped
+        self._settled: set[str] = set()  # the others
         self._revision = -1  # of the index, up to which it was read
         self.held: set[str] = set()  # given in this process, and neither done nor given back
         self._writer = tape.writer
@@ -153,13 +155,42 @@ class Consumer:
             self.index.advance()
             with self.index.moment():
                 rows = self.index.rows(since_revision=self._revision)
-                events = self.index.events(*GROUP_EVENTS, since_revision=self._revision)
+                events = self.index.events(*_EVENTS, since_revision=self._revision)
                 self._revision = self.index.revision()
             if any(self._is_rewind(event) for event in events) and self._settled_at:
                 self._forget()
                 return self.refresh()
-            self.pending.add(rows, events)
+            self._add(rows, events)
             return bool(rows or events)
+
+    def _add(self, rows: Iterable[RolloutRow], events: Iterable[Event]) -> None:
+        """Add rollouts that are new or have changed, and events about groups and collections."""
+        for event in events:
+            match event.kind:
+                case EventKind.GROUP:
+                    self._add_group_event(event)
+                case EventKind.COLLECT:
+                    self.collections.add_begin(event)
+                case EventKind.COLLECTED:
+                    self.collections.add_end(event)
+        for row in rows:
+            if row.group not in self._settled:
+                if row.group not in self.groups:
+                    self.groups[row.group] = PendingGroup(row)
+                self.groups[row.group].add(row)
+
+    def select(
+        self, step: int | None = None, source: str | None = None, task_ids: Collection[str] | None = None
+    ) -> list[PendingGroup]:
+        """Pending groups by step, source and tasks, or all, ordered by step and by when something last happened."""
+        wanted = [
+            one
+            for one in self.groups.values()
+            if step in (None, one.step)
+            and source in (None, one.source)
+            and (task_ids is None or one.task_id in task_ids)
+        ]
+        return sorted(wanted, key=lambda group: (group.step, group.last_ns, group.id))
 
     def position(self) -> EventOrder | None:
         """The latest event that marks a group as done or skipped, or None."""
@@ -185,9 +216,10 @@ class Consumer:
         )
 
     def _forget(self) -> None:
-        """Forget what was read, so that all of it is read again."""
+        """Forget what was read of groups, so that all of it is read again. Collections stay known."""
         self._revision = -1
-        self.pending.clear()
+        self.groups.clear()
+        self._settled.clear()
         self._settled_at.clear()
         self._given_before.clear()
 
@@ -210,11 +242,7 @@ class Consumer:
         """The groups that it was given, is done with, or skipped. Rewound groups count as given."""
         with self.lock:
             self.refresh()
-            return self.pending.settled | self._given_before | self.held
-
-    def load(self, rows: Sequence[RolloutRow]) -> list[Rollout]:
-        """Load rollouts that have ended, with their turns."""
-        return [self.index.load(row.key) for row in rows]
+            return self._settled | self._given_before | self.held
 
     def _add_group_event(self, event: Event) -> None:
         if event.data.get("consumer") != self.name:
@@ -224,16 +252,17 @@ class Consumer:
             after = tuple(event.data["to"])
             for one in [one for one, order in self._settled_at.items() if order > after]:
                 del self._settled_at[one]
-                self.pending.settled.discard(one)
+                self._settled.discard(one)
                 self._given_before.add(one)
         elif state in (GroupState.DONE, GroupState.SKIPPED):
             self._settled_at[group] = event.order
             self._settle(group)
-        elif event.writer != self._writer and group not in self.pending.settled:
+        elif event.writer != self._writer and group not in self._settled:
             self._given_before.add(group)
 
     def _settle(self, group: str) -> None:
-        self.pending.settle(group)
+        self._settled.add(group)
+        self.groups.pop(group, None)
         self.held.discard(group)
         self._given_before.discard(group)
 
@@ -264,8 +293,6 @@ def _after_fork() -> None:
     global _consumers, _lock
     _parents.append(_consumers)
     _consumers, _lock = weakref.WeakKeyDictionary(), threading.Lock()
-    for claim in list(_claims):
-        claim.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

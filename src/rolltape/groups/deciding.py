@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from rolltape.errors import GroupsError
-from rolltape.groups.pending import PendingGroup, PendingGroups, is_finished, is_rewarded
+from rolltape.groups.pending import Collections, PendingGroup, is_finished, is_rewarded
 from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
@@ -68,12 +68,12 @@ class Skip(NamedTuple):
     reason: str
 
 
-def decide(group: PendingGroup, pending: PendingGroups, request: GroupRequest) -> Give | Skip | None:
+def decide(group: PendingGroup, collections: Collections, request: GroupRequest) -> Give | Skip | None:
     """What to do with a group now, or None to wait."""
     attempts = group.attempts()
     ended = [one for one in attempts if is_finished(one) and (is_rewarded(one) or not request.needs_rewards)]
     others = [one for one in attempts if one not in ended]
-    size = pending.collections.group_size(group.collection) if request.group_size is None else request.group_size
+    size = collections.group_size(group.collection) if request.group_size is None else request.group_size
     if not request.complete:
         give = Give(ended, others, max((size or len(attempts)) - len(ended), 0))
         return give if ended or request.with_empty else None
@@ -84,7 +84,7 @@ def decide(group: PendingGroup, pending: PendingGroups, request: GroupRequest) -
         )
     if len(ended) >= size:
         return Give(ended, others, 0)
-    if not _is_time_over(group, attempts, pending, request.straggler_s):
+    if not _is_time_over(group, attempts, collections, request.straggler_s):
         return None
     if (ended or request.with_empty) and request.late is Late.GIVE:
         return Give(ended, others, size - len(ended))
@@ -92,7 +92,7 @@ def decide(group: PendingGroup, pending: PendingGroups, request: GroupRequest) -
 
 
 def _is_time_over(
-    group: PendingGroup, attempts: Sequence[RolloutRow], pending: PendingGroups, straggler_s: float | None
+    group: PendingGroup, attempts: Sequence[RolloutRow], collections: Collections, straggler_s: float | None
 ) -> bool:
     """Whether to stop waiting for attempts that have not ended."""
     is_late = straggler_s is not None and time.monotonic() - group.last_change_s > straggler_s
@@ -100,7 +100,7 @@ def _is_time_over(
         # While no attempt has finished, running ones are no stragglers. And an attempt of another process may still run
         # when a resumed collection has ended.
         return is_late and any(map(is_finished, attempts))
-    return is_late or pending.collections.is_over(group.collection)
+    return is_late or collections.is_over(group.collection)
 
 
 def explain_staleness(samples: Sequence[Sample], versions: Sequence[str], limit: int) -> str | None:

@@ -1,16 +1,14 @@
-"""The pending groups of a run, their attempts, and the collections that they belong to, read from the index."""
+"""A pending group of a run with its attempts, and the collections that groups belong to, read from the index."""
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rolltape.records.rollout import Event, EventKind, Status
+from rolltape.records.rollout import Event, Status
 from rolltape.samples.credit import counted_tries
 from rolltape.tape.run import RolloutRow
 from rolltape.tape.stored import Key
-
-GROUP_EVENTS = (EventKind.GROUP, EventKind.COLLECT, EventKind.COLLECTED)
 
 EventOrder = tuple[int, str, int]  # of events: time, writer, sequence
 
@@ -68,7 +66,7 @@ class Collections:
             return {}
         if step is None:
             keys = sorted(keys, key=lambda key: max(self._begun[key].values()))[-1:]
-        return {key: _last_writer(self._begun[key]) for key in keys if not self.is_over(key)}
+        return {key: max(begun := self._begun[key], key=begun.__getitem__) for key in keys if not self.is_over(key)}
 
     def _select(self, step: int | None, source: str | None) -> list[CollectionKey]:
         return [key for key in self._begun if step in (None, key.step) and source in (None, key.source)]
@@ -86,10 +84,6 @@ def _parse_key(data: dict[str, Any]) -> CollectionKey:
 
 def _keep_latest(orders: dict[str, EventOrder], event: Event) -> None:
     orders[event.writer] = max(event.order, orders.get(event.writer, event.order))
-
-
-def _last_writer(orders: dict[str, EventOrder]) -> str:
-    return max(orders, key=orders.__getitem__)
 
 
 class PendingGroup:
@@ -130,52 +124,3 @@ def is_finished(row: RolloutRow) -> bool:
 def is_rewarded(row: RolloutRow) -> bool:
     """Whether a rollout has a reward that advantages can be computed from."""
     return row.outcome.reward is not None and math.isfinite(row.outcome.reward)
-
-
-class PendingGroups:
-    """All pending groups of a run, and its collections, updated from changes of the index."""
-
-    def __init__(self, on_group_event: Callable[[Event], None], is_writing: Callable[[str], bool]) -> None:
-        self.groups: dict[str, PendingGroup] = {}
-        self.settled: set[str] = set()
-        self.collections = Collections(is_writing)
-        self._on_group_event = on_group_event
-
-    def add(self, rows: Iterable[RolloutRow], events: Iterable[Event]) -> None:
-        """Add rollouts that are new or have changed, and events of GROUP_EVENTS."""
-        for event in events:
-            match event.kind:
-                case EventKind.GROUP:
-                    self._on_group_event(event)
-                case EventKind.COLLECT:
-                    self.collections.add_begin(event)
-                case EventKind.COLLECTED:
-                    self.collections.add_end(event)
-        for row in rows:
-            if row.group not in self.settled:
-                if row.group not in self.groups:
-                    self.groups[row.group] = PendingGroup(row)
-                self.groups[row.group].add(row)
-
-    def settle(self, group: str) -> None:
-        """Remove a group that is done or skipped."""
-        self.settled.add(group)
-        self.groups.pop(group, None)
-
-    def clear(self) -> None:
-        """Forget all groups, so that they are read again. Collections stay known."""
-        self.groups.clear()
-        self.settled.clear()
-
-    def select(
-        self, step: int | None = None, source: str | None = None, task_ids: Collection[str] | None = None
-    ) -> list[PendingGroup]:
-        """Groups by step, source and tasks, or all, ordered by step and by when something last happened in them."""
-        wanted = [
-            one
-            for one in self.groups.values()
-            if step in (None, one.step)
-            and source in (None, one.source)
-            and (task_ids is None or one.task_id in task_ids)
-        ]
-        return sorted(wanted, key=lambda group: (group.step, group.last_ns, group.id))

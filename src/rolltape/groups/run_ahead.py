@@ -50,7 +50,7 @@ class RunAheadLimit:
         """Whether another group of this step may begin now. With a source of tasks, only its groups count."""
         with self._consumer.lock:
             self._consumer.refresh()
-            waiting = self._consumer.pending.select(source=source)
+            waiting = self._consumer.select(source=source)
         if self._allows(step, [group.step for group in waiting]):
             self._timer.begin()
             return True

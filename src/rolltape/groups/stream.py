@@ -89,7 +89,7 @@ class GroupStream:
         self._tape = tape
         self._request = request
         self._consumer = find_consumer(tape, request.consumer)
-        self._wait = StreamWait(tape.name, self._consumer.pending.collections, request)
+        self._wait = StreamWait(tape.name, self._consumer.collections, request)
         self._given = 0
         self._next: deque[PendingGroup] = deque()
         self._without_size: set[str] = set()
@@ -183,13 +183,13 @@ class GroupStream:
 
     def _select(self) -> list[PendingGroup]:
         request = self._request
-        return self._consumer.pending.select(request.step, request.source, request.task_ids)
+        return self._consumer.select(request.step, request.source, request.task_ids)
 
     def _incomplete(self) -> list[PendingGroup]:
         return [group for group in self._select() if self._is_free(group)]
 
     def _is_free(self, pending: PendingGroup) -> bool:
-        return pending.id not in self._consumer.held and pending.id in self._consumer.pending.groups
+        return pending.id not in self._consumer.held and pending.id in self._consumer.groups
 
     def _give_or_skip(self, pending: PendingGroup) -> Group | None:
         decision = self._decide(pending)
@@ -204,7 +204,7 @@ class GroupStream:
     def _decide(self, pending: PendingGroup) -> Give | Skip | None:
         consumer = self._consumer
         try:
-            return decide(pending, consumer.pending, self._request)
+            return decide(pending, consumer.collections, self._request)
         except GroupsError:
             # Its size may have been written while rollouts were listed. Then the next refresh has it.
             if pending.id in self._without_size:
@@ -214,7 +214,7 @@ class GroupStream:
 
     def _make_group(self, pending: PendingGroup, give: Give) -> Group | Skip:
         consumer, request = self._consumer, self._request
-        rollouts = consumer.load(give.rows)
+        rollouts = [consumer.index.load(row.key) for row in give.rows]
         versions = consumer.index.versions()
         samples = tuple(samples_of_group(rollouts, request.policy, credit=request.credit, versions=versions))
         if not samples and not request.with_empty:
@@ -230,7 +230,7 @@ class GroupStream:
         )
 
     def _is_over(self) -> bool:
-        request, collections = self._request, self._consumer.pending.collections
+        request, collections = self._request, self._consumer.collections
         if not request.complete:
             return True
         if request.idle_s is not None and self._wait.waited_s > request.idle_s:

@@ -1,5 +1,6 @@
 """The options of an import, and a source's rollouts in the form that is recorded."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -71,6 +72,31 @@ class ImportedRollout(msgspec.Struct, kw_only=True):
     failed: str | None = None  # why it failed because of the infrastructure; None: it finished
     filtered: str | None = None  # why it is kept out of training
     absent: tuple[str, ...] = ()  # such as "token ids", "logprobs", "weight versions"
+
+
+def restored(made: ImportedRollout, own: Mapping[str, Any], options: ImportOptions) -> ImportedRollout:
+    """A rollout that Rolltape exported, with its identity and outcome from the fields that it wrote for itself."""
+    return msgspec.structs.replace(
+        made,
+        foreign_ids=(own["rollout"], *own.get("foreign_ids", ())),
+        task_id=own.get("task_id"),
+        task=own.get("task"),
+        **options.origin(source=own.get("source"), step=own["step"], model=own.get("model")),
+        attempt=own.get("attempt", made.attempt),
+        agent=own.get("agent"),
+        tags=tuple(own.get("tags") or ()),
+        reward=own.get("reward"),
+        reward_terms=own.get("reward_terms") or {},
+        stop_reason=StopReason(own.get("stop_reason") or StopReason.COMPLETED),
+        reason=own.get("reason"),
+        filtered=own.get("filtered"),
+    )
+
+
+def function_call(call_id: Any, name: str, arguments: Any) -> dict[str, Any]:
+    """A tool call of a chat message. Arguments that are no text are written as JSON, and none as an empty object."""
+    text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 class BrokenEntry(NamedTuple):

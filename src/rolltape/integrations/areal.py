@@ -10,7 +10,6 @@
 
 import asyncio
 import atexit
-import logging
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
@@ -34,11 +33,10 @@ from rolltape.export.formats.areal import tensor_dict
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs
+from rolltape.integrations.attempts import log_unfinished
 from rolltape.integrations.live import LiveGroups, with_id
 from rolltape.integrations.steps import StepPositions, TaskNames
 from rolltape.records.turn import LogprobKind, Segment
-
-log = logging.getLogger("rolltape.integrations")
 
 _MAX_CONTEXT = 1_000_000_000  # the gateway enforces the context; AReaL's own limit is on prompt and reply together
 
@@ -93,8 +91,7 @@ class RolltapeWorkflow(RolloutWorkflow):  # type: ignore[misc]
             for reward in group.rewards:
                 if reward is not None:
                     scope.scalar(reward=reward)
-            for one in group.unfinished:
-                log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
+            log_unfinished(group)
             if split is None:
                 group.done()
         samples = [sample for group in groups for sample in group.samples]

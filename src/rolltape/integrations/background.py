@@ -25,10 +25,7 @@ class BackgroundLoop:
 
     def _run(self) -> None:
         with self._runner as runner:
-            runner.run(self._until_closed())
-
-    async def _until_closed(self) -> None:
-        await self._ending.wait()
+            runner.run(self._ending.wait())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Run a coroutine. Cancelling the future cancels it."""

@@ -283,6 +283,8 @@ class LiveGroups:
         group_size: int | None,
         limit: int | None,
     ) -> AsyncGenerator[Group, None]:
+        if tasks is not None and not tasks:
+            return
         options: GroupOptions = {
             **self._options,
             "step": step,

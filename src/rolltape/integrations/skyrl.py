@@ -11,7 +11,6 @@ Each prompt of SkyRL's dataset is a task, attempted `n_samples_per_prompt` times
 
 import asyncio
 import atexit
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
@@ -21,12 +20,12 @@ import msgspec
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import EngineFault, GroupsError
 from rolltape.export.formats import skyrl as form
-from rolltape.export.formats.fitting import fitted
 from rolltape.gateway.engines.function import FunctionEngine
 from rolltape.gateway.engines.protocol import Generated, Generation
 from rolltape.gateway.engines.sampled import FINISHES, parse_finish, sampled_ids, sampled_logprobs, sampling_fields
 from rolltape.gateway.request import SamplingParams
 from rolltape.groups import Group
+from rolltape.integrations.attempts import blank_reward, report_left_out, samples_by_attempt
 from rolltape.integrations.live import LiveGroups
 from rolltape.integrations.steps import StepPositions
 from rolltape.records.policy import Credit, CutPolicy
@@ -39,8 +38,6 @@ except ModuleNotFoundError as missing:
     if missing.name != "skyrl":
         raise  # it is installed, and something it needs is missing
     raise ImportError("rolltape.integrations.skyrl needs SkyRL; pip install skyrl") from missing
-
-log = logging.getLogger("rolltape.integrations")
 
 ToTask = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]  # a prompt and its env_extras → a task
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens")  # of SkyRL's sampling parameters
@@ -205,21 +202,12 @@ class RolltapeGenerator(GeneratorInterface):  # type: ignore[misc]
 
     def _samples(self, group: Group) -> dict[int, list[Sample]]:
         """The samples that SkyRL gets, by attempt."""
-        for one in group.unfinished:
-            log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
-        attempts = {rollout.id: rollout.head.attempt for rollout in group.rollouts}
-        found: dict[int, list[Sample]] = {}
-        for sample in fitted(group.samples, form.FORM):
-            found.setdefault(attempts[sample.rollout], []).append(sample)
+        found = samples_by_attempt(group, form.FORM)
         if self._step_wise:
-            return found
-        most = {at: [max(samples, key=lambda sample: sample.trained_tokens)] for at, samples in found.items()}
-        kept = sum(sample.trained_tokens for samples in most.values() for sample in samples)
-        if left_out := sum(sample.trained_tokens for samples in found.values() for sample in samples) - kept:
-            report = f"{left_out} tokens of forked rollouts are left out: SkyRL takes one row for each"
+            return {at: sorted(samples, key=lambda sample: sample.index) for at, samples in found.items()}
+        if report := report_left_out(group, found.values(), "SkyRL", "generator.step_wise_trajectories"):
             self._left_out[group.id] = report
-            log.warning("group %s: %s; with generator.step_wise_trajectories it takes all", group.id, report)
-        return most
+        return {at: samples[:1] for at, samples in found.items()}
 
 
 def prompt_task(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,15 +219,13 @@ def prompt_task(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
 
 def _blank(group: Group | None, trajectory: Any) -> dict[str, Any]:
     """A row that trains nothing, so that SkyRL has one for each attempt."""
-    rewards = {} if group is None else {one.head.attempt: one.reward for one in group.rollouts}
-    mean = None if group is None else group.mean_reward
-    reward = rewards.get(trajectory.repetition_id)
+    reward, is_own = blank_reward(group, trajectory.repetition_id)
     return {
         "prompt_token_ids": [0],
         "response_ids": [0],
-        "reward": (mean or 0.0) if reward is None else reward,
+        "reward": reward,
         "loss_mask": [0],
-        "stop_reason": "error" if reward is None else "stop",
+        "stop_reason": "stop" if is_own else "error",
         "rollout_logprobs": [0.0],
         "trajectory_id": trajectory,
         "is_last_step": True,

@@ -11,7 +11,6 @@ with its filters and its over-sampling, and an agent runs in place of each singl
 
 import asyncio
 import atexit
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -23,12 +22,19 @@ from rolltape.collect.settings import CollectSettings, settings_in_config
 from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
 from rolltape.export.formats.slime import slime_samples
+from rolltape.gateway.request import SamplingParams
 from rolltape.groups import Group
+from rolltape.integrations.attempts import blank_reward, log_unfinished
 from rolltape.integrations.live import LiveGroups, with_id
-from rolltape.integrations.requested import RequestedGroups
 from rolltape.integrations.steps import StepPositions, TaskNames
 
-log = logging.getLogger("rolltape.integrations")
+# slime's names of sampling parameters, and ours.
+_EVALUATION_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_new_tokens": "max_tokens",
+}
 
 _jobs: dict[int, "SlimeRollouts"] = {}  # by the identity of slime's arguments; a process has one
 
@@ -47,9 +53,11 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     """For `--custom-generate-function-path`: the samples of one attempt, as part of its prompt's group.
 
     slime requests all samples of a prompt at the same time. The first request starts the group, and each gets its own
-    attempt.
+    attempt. In an evaluation, each sample is a group by itself, with the sampling parameters that slime gives.
     """
-    return await _job(args).attempt(sample, evaluation)
+    job = _job(args)
+    parts = await (job.evaluation_attempt(sample, sampling_params) if evaluation else job.attempt(sample))
+    return parts if len(parts) > 1 else parts[0]
 
 
 def prompt_task(sample: Any) -> dict[str, Any]:
@@ -79,9 +87,9 @@ class SlimeRollouts:
         self._settings = _settings(args, given)
         self._engine = f"sglang:http://{args.sglang_router_ip}:{args.sglang_router_port}"
         self._training = self._open(self._settings, "slime")
-        self._evaluating: dict[str, LiveGroups] = {}  # by dataset
+        self._evaluating: dict[tuple[str, SamplingParams], LiveGroups] = {}  # by split
         self._names = TaskNames()
-        self._given: dict[tuple[int, bool, Any], asyncio.Future[list[Group]]] = {}  # of `generate`: by step and prompt
+        self._given: dict[tuple[int, Any], asyncio.Future[list[Group]]] = {}  # of `generate`: by step and prompt
         self._positions = StepPositions(self._training, "slime")
         atexit.register(self.close)
 
@@ -114,7 +122,14 @@ class SlimeRollouts:
         data = {}
         for dataset in getattr(self._args, "eval_datasets", None) or []:
             samples = _evaluation_samples(self._args, dataset)
-            live = self._evaluation(dataset)
+            sampling = msgspec.structs.replace(
+                self._settings.sampling,
+                temperature=dataset.temperature,
+                top_p=dataset.top_p,
+                top_k=dataset.top_k,
+                max_tokens=dataset.max_response_len,
+            )
+            live = self._evaluation(dataset.name, sampling)
             tasks = [self._task(sample, number, rollout_id, dataset.name) for number, sample in enumerate(samples)]
             size = dataset.n_samples_per_eval_prompt
             groups = live.request(tasks, step=rollout_id, split=dataset.name, group_size=size).wait()
@@ -131,27 +146,31 @@ class SlimeRollouts:
             }
         return import_module("slime.rollout.base_types").RolloutFnEvalOutput(data=data)
 
-    async def attempt(self, sample: Any, evaluation: bool) -> Any:
+    async def attempt(self, sample: Any) -> list[Any]:
         """The samples of one attempt of a group. The first call for the group requests it."""
-        step = import_module("slime.rollout.sample_hooks")._current_rollout_id or 0
-        if evaluation:
-            live, split, size, number = self._training, "eval", 1, sample.index
-        else:
-            self._begin(step)
-            live, split, size, number = self._training, None, self._args.n_samples_per_prompt, sample.group_index
-        key = (step, evaluation, number)
+        step, size = _current_step(), self._args.n_samples_per_prompt
+        self._begin(step)
+        key = (step, sample.group_index)
         if key not in self._given:
-            task = self._task(sample, number, step, split)
-            asked = live.request([task], step=step, split=split, group_size=size)
-            self._given[key] = asyncio.ensure_future(_all_of(asked))
+            asked = self._training.request([self._task(sample, sample.group_index, step)], step=step, group_size=size)
+            self._given[key] = asyncio.ensure_future(asked)
         groups = await asyncio.shield(self._given[key])
-        if not evaluation:
-            for group in groups:
-                self._positions.train_on(group)
-        place = 0 if evaluation else sample.index % size
+        for group in groups:
+            self._positions.train_on(group)
+        place = sample.index % size
         copies = [sample if at == place else _numbered(sample, sample.index - place + at) for at in range(size)]
-        parts = self._attempts(groups[0] if groups else None, copies)[place]
-        return parts if len(parts) > 1 else parts[0]
+        return self._attempts(groups[0] if groups else None, copies)[place]
+
+    async def evaluation_attempt(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
+        """The samples of one attempt at a prompt of an evaluation.
+
+        slime numbers the prompts of each dataset from 0, so the content of a prompt names its task.
+        """
+        step = _current_step()
+        given = {name: sampling_params[key] for key, name in _EVALUATION_SAMPLING.items() if key in sampling_params}
+        live = self._evaluation("eval", msgspec.structs.replace(self._settings.sampling, **given))
+        groups = await live.request([self._task(sample, None, step, "eval")], step=step, split="eval", group_size=1)
+        return self._attempts(groups[0] if groups else None, [sample])[0]
 
     def _begin(self, step: int) -> None:
         """At the first request of a step, mark earlier groups as done. A job that was resumed goes back to the step."""
@@ -159,24 +178,19 @@ class SlimeRollouts:
             self._given = {key: value for key, value in self._given.items() if key[0] == step}
 
     def _task(self, sample: Any, number: Any, step: int, split: str | None = None) -> Task:
-        """A task with an id: its own, or the number of its prompt in the step."""
+        """A task with an id: its own, the number of its prompt in the step, or that of its content without a number."""
         task = dict(self._to_task(sample))
-        if task.get("id") is None:
+        if task.get("id") is None and number is not None:
             task["id"] = f"prompt-{number}"
         return self._names.name(with_id(task), step, split)
 
-    def _evaluation(self, dataset: Any) -> LiveGroups:
-        if dataset.name not in self._evaluating:
-            sampling = msgspec.structs.replace(
-                self._settings.sampling,
-                temperature=dataset.temperature,
-                top_p=dataset.top_p,
-                top_k=dataset.top_k,
-                max_tokens=dataset.max_response_len,
-            )
+    def _evaluation(self, split: str, sampling: SamplingParams) -> LiveGroups:
+        if (split, sampling) not in self._evaluating:
             settings = msgspec.structs.replace(self._settings, sampling=sampling, kept_ids=False)
-            self._evaluating[dataset.name] = self._open(settings, f"slime-{dataset.name}")
-        return self._evaluating[dataset.name]
+            number = sum(other == split for other, _ in self._evaluating)
+            consumer = f"slime-{split}-{number}" if number else f"slime-{split}"
+            self._evaluating[split, sampling] = self._open(settings, consumer)
+        return self._evaluating[split, sampling]
 
     def _attempts(self, group: Group | None, prompts: Sequence[Any]) -> list[list[Any]]:
         """slime's samples of each attempt. An attempt that failed or has nothing to train gets a blank sample."""
@@ -186,12 +200,9 @@ class SlimeRollouts:
             for row, sample in zip(slime_samples(group.samples), group.samples, strict=True):
                 at = attempts[sample.rollout]
                 by_attempt.setdefault(at, []).append(_filled(prompts[at], self._with_kept_ids(row)))
-            for one in group.unfinished:
-                log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
-        rewards = {} if group is None else {rollout.head.attempt: rollout.reward for rollout in group.rollouts}
-        mean = None if group is None else group.mean_reward
+            log_unfinished(group)
         return [
-            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(rewards.get(at), mean)))]
+            by_attempt.get(at) or [_filled(prompt, self._with_kept_ids(_blank(*blank_reward(group, at))))]
             for at, prompt in enumerate(prompts)
         ]
 
@@ -203,8 +214,9 @@ class SlimeRollouts:
         return none | row
 
 
-async def _all_of(asked: RequestedGroups) -> list[Group]:
-    return await asked
+def _current_step() -> int:
+    """The step that slime's own rollout function is at."""
+    return int(import_module("slime.rollout.sample_hooks")._current_rollout_id or 0)
 
 
 def _job(args: Any) -> SlimeRollouts:
@@ -270,18 +282,15 @@ def _filled(prompt: Any, row: Mapping[str, Any]) -> Any:
     return type(prompt).from_dict({**row, **own})
 
 
-def _blank(reward: float | None, mean: float | None) -> dict[str, Any]:
-    """The row of a sample that trains nothing, so that slime has one for each attempt.
-
-    A failed attempt has the mean of its group as reward, which does not change slime's own baseline.
-    """
+def _blank(reward: float, is_own: bool) -> dict[str, Any]:
+    """The row of a sample that trains nothing, so that slime has one for each attempt."""
     return {
         "tokens": [0, 0],
         "response_length": 1,
         "loss_mask": [0],
         "rollout_log_probs": [0.0],
-        "reward": (mean or 0.0) if reward is None else reward,
-        "status": "failed" if reward is None else "completed",
+        "reward": reward,
+        "status": "completed" if is_own else "failed",
         "remove_sample": True,
         "metadata": {"rolltape": {"sample": None, "advantage": 0.0, "loss_weight": 0.0}},
     }

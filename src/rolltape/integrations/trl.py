@@ -9,13 +9,11 @@
 """
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
 from datasets import Dataset  # type: ignore[import-untyped]
@@ -24,19 +22,16 @@ from trl import GRPOTrainer
 
 from rolltape.collect.tasks import Task
 from rolltape.errors import GroupsError
-from rolltape.export.formats.fitting import Fact, fitted
+from rolltape.export.formats.fitting import Fact
 from rolltape.export.formats.trl import FORM, row
 from rolltape.groups import Group
+from rolltape.integrations.attempts import report_left_out, samples_by_attempt
 from rolltape.integrations.live import LiveGroups, first_rank_failed, with_id
 from rolltape.integrations.steps import TaskNames
 from rolltape.records.sample import Sample
 from rolltape.tape.rundir import write_whole
 
-log = logging.getLogger("rolltape.integrations")
-
-_EVERY_SAMPLE = msgspec.structs.replace(
-    FORM, leaves_out={fact: why for fact, why in FORM.leaves_out.items() if fact is not Fact.FORKED}
-)
+_EVERY_SAMPLE = FORM.without(Fact.FORKED)
 _STATE_FILE = "rolltape.json"  # in each checkpoint
 # Loss types that average over rows: over each row's mean over tokens, or over its sum.
 _ROW_MEANS, _ROW_SUMS = frozenset({"grpo", "sapo"}), frozenset({"dr_grpo", "luspo"})
@@ -175,24 +170,15 @@ class TrlRollouts(TrainerCallback):
 
     def _group_rows(self, group: Group, size: int, trainer: Any, every_sample: bool) -> list[list[Row]]:
         """The rows of each attempt of a group, the one with the most trained tokens first."""
-        form = _EVERY_SAMPLE if every_sample else FORM
         _check_temperature(group.samples, trainer.args.temperature)
-        by_rollout: dict[str, list[Sample]] = {}
-        for sample in fitted(group.samples, form):
-            by_rollout.setdefault(sample.rollout, []).append(sample)
+        samples = samples_by_attempt(group, _EVERY_SAMPLE if every_sample else FORM)
+        if not every_sample and (report := report_left_out(group, samples.values(), "TRL", "SampleGRPOTrainer")):
+            self._left_out[group.id] = report
         rows: dict[int, list[Row]] = {}
-        left_out = 0
         for rollout in group.rollouts:
-            samples = sorted(by_rollout.get(rollout.id, ()), key=lambda sample: (-sample.trained_tokens, sample.index))
-            kept = samples if every_sample else samples[:1]
-            left_out += sum(sample.trained_tokens for sample in samples[len(kept) :])
+            kept = samples[rollout.head.attempt][: None if every_sample else 1]
             blank = _placeholder(trainer, group.id, rollout.id, rollout.reward)
             rows[rollout.head.attempt] = [row(sample) for sample in kept] or [blank]
-        if left_out:
-            self._left_out[group.id] = f"{left_out} tokens of forked rollouts are left out: TRL takes one row for each"
-            log.warning("group %s: %s; SampleGRPOTrainer takes all", group.id, self._left_out[group.id])
-        for one in group.unfinished:
-            log.warning("rollout %s is a placeholder for TRL: it %s: %s", one.rollout, one.status, one.reason)
         return [rows.get(attempt) or [_placeholder(trainer, group.id, None, None)] for attempt in range(size)]
 
     def mark_done(self) -> None:

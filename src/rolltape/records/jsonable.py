@@ -41,9 +41,12 @@ def encode_json(value: object, where: str) -> tuple[bytes, bool]:
     except UnicodeEncodeError:
         # A lone surrogate has no UTF-8: it becomes a replacement character. In parts, so that other threads can run.
         parts = (text[start : start + _PART] for start in range(0, len(text), _PART))
-        return b"".join(
-            part.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() for part in parts
-        ), True
+        return b"".join(valid_text(part).encode() for part in parts), True
+
+
+def valid_text(text: str) -> str:
+    """The text with lone surrogates replaced: they have no UTF-8, and cannot be encoded outside of Python."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def encode_with_text_keys(value: object, where: str) -> tuple[bytes, bool]:

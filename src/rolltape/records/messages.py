@@ -92,10 +92,7 @@ class Message:
     def wire_ids(self) -> frozenset[str]:
         """The ids that this message carries for itself and its tool calls: an echo repeats them."""
         value = self.to_dict()
-        calls = value.get("tool_calls")
-        found = [value.get("id")]
-        if isinstance(calls, list):
-            found += [call.get("id") for call in calls if isinstance(call, dict)]
+        found = [value.get("id"), *(call.get("id") for call in message_calls(value))]
         return frozenset(item for item in found if isinstance(item, str) and item)
 
     @property
@@ -212,12 +209,25 @@ def _canonical_arguments(arguments: object) -> object:
     return arguments if is_deep(value, _DEEPEST_ARGUMENTS) else value
 
 
+def message_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tool calls of a message that are objects: a message may have anything there."""
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
+def call_parts(call: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The name and the arguments of a tool call: of a function, of a custom tool, or without an object around them."""
+    inner = next((call[kind] for kind in ("function", "custom") if isinstance(call.get(kind), Mapping)), call)
+    return inner.get("name"), inner.get("arguments", inner.get("input"))
+
+
 def content_text(content: object) -> str:
     """The text of a content field: a string, or the text parts of a list joined."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(part.get("text") or "" if isinstance(part, dict) else str(part) for part in content)
+        texts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        return "".join(str(text) for text in texts if text is not None)
     return ""
 
 

@@ -14,7 +14,7 @@ from rolltape.errors import LedgerError
 from rolltape.records.turn import Ids, LogprobKind, Logprobs
 
 # Raised when a change would give the same rollout other counts in its summary.
-SUMMARY_RULES = 7
+SUMMARY_RULES = 8
 
 
 class Fate(enum.StrEnum):

@@ -312,8 +312,8 @@ class Turn:
     @property
     def prefix_miss(self) -> str | None:
         """Why the gateway rendered the prompt in full. None: it extended held ids, or another recorder wrote this."""
-        found: str | None = self.facts.extra.get("prefix_miss", self.facts.extra.get("prompt_why"))  # the name of 0.1
-        return found
+        found = self.facts.extra.get("prefix_miss", self.facts.extra.get("prompt_why"))  # the name of 0.1
+        return found if isinstance(found, str) else None
 
     @property
     def echoed_part(self) -> tuple[int, int] | None:
@@ -329,8 +329,8 @@ class Turn:
     @property
     def ignored_params(self) -> list[str]:
         """Parameters of the request that the gateway did not apply, each with what it did instead."""
-        found: list[str] = self.facts.extra.get("ignored_params", self.facts.extra.get("unhonoured", []))  # in 0.1
-        return found
+        found = self.facts.extra.get("ignored_params", self.facts.extra.get("unhonoured"))  # in 0.1
+        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
     @property
     def prompt_messages(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rolltape.records.messages import content_text, reasoning_text
+from rolltape.records.messages import call_parts, content_text, message_calls, reasoning_text
 
 SHORT_ID = 8
 _MAX_CALL_CHARS = 48
@@ -65,7 +65,7 @@ def message_line(message: Mapping[str, Any]) -> str:
     parts = [f"(thinks {quoted(reasoning, 32)})"] if reasoning else []
     if text or not calls:
         parts.append(quoted(text))
-    parts.extend(visible(call_text(call, _MAX_CALL_CHARS)) for call in calls or () if isinstance(call, dict))
+    parts.extend(visible(call_text(call, _MAX_CALL_CHARS)) for call in message_calls(message))
     return " ".join(parts)
 
 
@@ -89,9 +89,7 @@ def call_text(call: object, max_chars: int | None = None) -> str:
     """A tool call as it would be typed, its arguments cut at `max_chars` characters."""
     if not isinstance(call, dict):
         return str(call)
-    function = call.get("function")
-    source = function if isinstance(function, dict) else call
-    arguments = source.get("arguments")
+    name, arguments = call_parts(call)
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     cut = max_chars is not None and len(text) > max_chars
-    return f"{str(source.get('name'))[:max_chars]}({text[:max_chars]}{'…' if cut else ''})"
+    return f"{str(name)[:max_chars]}({text[:max_chars]}{'…' if cut else ''})"

@@ -1,7 +1,5 @@
 """Tree → samples and ledger, under a cut policy, with credit. `compare`, `spelling` and `summary` lie beside it."""
 
-from typing import Any
-
 from rolltape.samples.credit import advantages_of, counted_tries, group_advantages
 from rolltape.samples.linearize import Linearized, linearize, linearize_under, samples_of_group
 
@@ -14,11 +12,3 @@ __all__ = [
     "linearize_under",
     "samples_of_group",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "show":
-        from rolltape.samples.spelling import show
-
-        return show
-    raise AttributeError(f"module 'rolltape.samples' has no attribute {name!r}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.records.messages import Message, Role, content_text
+from rolltape.records.messages import Message, Role, call_parts, content_text, message_calls
 from rolltape.records.rollout import Rollout, Session
 from rolltape.records.sample import BehaviorCounts
 from rolltape.records.turn import Finish
@@ -107,11 +107,10 @@ def _is_error(result: dict[str, Any]) -> bool:
 def _calls(reply: Message) -> Iterator[tuple[str, object]]:
     """The name and the arguments of each tool call, parsed where they are JSON."""
     value = reply.to_dict()
-    calls, content = value.get("tool_calls"), value.get("content")
-    for call in calls if isinstance(calls, list) else ():
-        if isinstance(call, dict):
-            inner = next((call[kind] for kind in ("function", "custom") if isinstance(call.get(kind), dict)), call)
-            yield str(inner.get("name") or ""), _parsed(inner.get("arguments", inner.get("input")))
+    for call in message_calls(value):
+        name, arguments = call_parts(call)
+        yield str(name or ""), _parsed(arguments)
+    content = value.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and part.get("type") == "tool_use":
             yield str(part.get("name") or ""), part.get("input")

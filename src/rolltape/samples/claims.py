@@ -4,20 +4,22 @@ First it is decided which tokens may train at all, then branches are cut, then e
 trains at most once.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rolltape.records.fork import Fork
 from rolltape.records.policy import CutPolicy
-from rolltape.records.rollout import Outcome, Status
+from rolltape.records.rollout import Outcome, Session, Status
 from rolltape.records.sample import Fate
 from rolltape.records.turn import Delivery, Finish, Segment, Turn, TurnFlag
 from rolltape.samples.branches import Link, branching, chosen_leaves
-from rolltape.tree import Arrivals, Tree
+from rolltape.tree import Arrivals, arrivals_of, forks_of, tree_of
 
 NOBODY = -1
 
@@ -44,25 +46,40 @@ class Staleness:
         return None if index is None or self._now is None else self._now - index
 
 
-class Cut(NamedTuple):
-    """A session cut into drafts, and which draft trains each of its tokens."""
+class PlacedSession:
+    """A session with its tree, which is the same under every policy."""
 
-    claims: "Claims"
-    drafts: "list[SampleDraft]"
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.tree = tree_of(session)
+        self.arrivals = arrivals_of(self.tree)
+        self.faults = session.unstated_faults().keys()  # if its recorder did not check
+
+    @cached_property
+    def forks(self) -> tuple[Fork, ...]:
+        return tuple(forks_of(self.tree))
+
+
+class LinearizedSession:
+    """One session under a policy: its tree, why it forks, its drafts, and the fate of each token."""
+
+    def __init__(self, placed: PlacedSession, claims: "Claims", drafts: "Sequence[SampleDraft]") -> None:
+        self._placed = placed
+        self.session = placed.session
+        self.tree = placed.tree
+        self.claims = claims
+        self.drafts = drafts
+
+    @property
+    def forks(self) -> tuple[Fork, ...]:
+        return self._placed.forks
 
 
 def cut(
-    tree: Tree,
-    arrivals: Arrivals,
-    faults: Collection[int],
-    whole_fate: Fate | None,
-    policy: CutPolicy,
-    staleness: Staleness,
-) -> Cut:
-    """Decide which tokens may train, link the turns, choose the branches, and let each claim its tokens.
-
-    `faults` are turns that no engine can have sampled but that have no flag for it.
-    """
+    placed_session: PlacedSession, whole_fate: Fate | None, policy: CutPolicy, staleness: Staleness
+) -> LinearizedSession:
+    """Decide which tokens may train, link the turns, choose the branches, and let each claim its tokens."""
+    tree, arrivals, faults = placed_session.tree, placed_session.arrivals, placed_session.faults
     unlinked = {placed.sequence: fate for placed in tree.turns if (fate := unlinked_fate(placed.turn)) is not None}
     branches = branching(tree, unlinked.keys(), arrivals.heads, policy)
     runs: dict[int, list[FateRun]] = {}
@@ -76,7 +93,7 @@ def cut(
     claims = Claims(runs, policy)
     ends = branches.ends(claims.may_train)
     leaves = chosen_leaves(branches, claims.may_train, ends, policy)
-    return Cut(claims, claims.along(leaves, ends))
+    return LinearizedSession(placed_session, claims, claims.along(leaves, ends))
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,6 @@
 """A rollout in a few lines: reward terms, lengths, where its tokens went, how long it took."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -62,8 +63,8 @@ def _times(times: int, what: str) -> str:
 def seconds_of(rollout: Rollout) -> float | None:
     """How long a rollout took: by its turns, else from its start to its finish, or None if unknown."""
     turns = [turn.facts for turn in rollout.turns]
-    starts = [facts.started_at for facts in turns if facts.started_at is not None]
-    ends = [facts.ended_at for facts in turns if facts.ended_at is not None]
+    starts = [facts.started_at for facts in turns if facts.started_at is not None and math.isfinite(facts.started_at)]
+    ends = [facts.ended_at for facts in turns if facts.ended_at is not None and math.isfinite(facts.ended_at)]
     if starts and ends:
         return max(max(ends) - min(starts), 0.0)
     finish = next((event for event in reversed(rollout.events) if event.kind == EventKind.FINISH), None)

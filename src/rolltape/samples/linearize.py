@@ -7,41 +7,20 @@ from itertools import groupby
 from rolltape.errors import LedgerError, PolicyError
 from rolltape.records.fork import Fork
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
-from rolltape.records.rollout import EventKind, Rollout, Session
+from rolltape.records.rollout import EventKind, Rollout
 from rolltape.records.sample import Fate, Ledger, LedgerEntry, Sample, SampleOutline
 from rolltape.samples.build import built_sample, outlined, trained_ranges
-from rolltape.samples.claims import Cut, FateRun, SampleDraft, Staleness, cut, rollout_fate
+from rolltape.samples.claims import (
+    FateRun,
+    LinearizedSession,
+    PlacedSession,
+    SampleDraft,
+    Staleness,
+    cut,
+    rollout_fate,
+)
 from rolltape.samples.credit import RewardedRollout, advantages_of, counted_tries
-from rolltape.tree import Tree, arrivals_of, forks_of, tree_of
-
-
-class PlacedSession:
-    """A session with its tree, which is the same under every policy."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.tree = tree_of(session)
-        self.arrivals = arrivals_of(self.tree)
-        self.faults = session.unstated_faults().keys()  # if its recorder did not check
-
-    @cached_property
-    def forks(self) -> tuple[Fork, ...]:
-        return tuple(forks_of(self.tree))
-
-
-class LinearizedSession:
-    """One session under a policy: its tree, why it forks, its drafts, and the fate of each token."""
-
-    def __init__(self, placed: PlacedSession, made: Cut) -> None:
-        self._placed = placed
-        self.session = placed.session
-        self.tree = placed.tree
-        self.claims = made.claims
-        self.drafts = tuple(made.drafts)
-
-    @property
-    def forks(self) -> tuple[Fork, ...]:
-        return self._placed.forks
+from rolltape.tree import Tree
 
 
 class Linearized:
@@ -171,10 +150,7 @@ def linearize_under(
             raise PolicyError(
                 f"policy {cutting.name}: max_staleness needs the run's versions; give versions=run.versions()"
             )
-        sessions = [
-            LinearizedSession(one, cut(one.tree, one.arrivals, one.faults, whole_fate, cutting, staleness))
-            for one in placed
-        ]
+        sessions = [cut(one, whole_fate, cutting, staleness) for one in placed]
         made.append(Linearized(rollout, cutting, crediting, sessions))
     return made
 

@@ -31,15 +31,12 @@ _VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 class Spellings:
     """Chooses the tokenizer that spells a session's ids: a given one, else the one that the session names."""
 
-    def __init__(self, run: str | None = None, given: Spell | None = None) -> None:
+    def __init__(self, given: Spell | None = None) -> None:
         self.given = given
-        self._run = run
 
     def of(self, session: Session) -> Spell | None:
         """The function that spells an id of this session, or None if there is no tokenizer."""
-        name = session.head.tokenizer
-        in_run = () if self._run is None or name is None else (str(Path(self._run) / name),)
-        return self.given or spell_at((*in_run, *session.tokenizers))
+        return self.given or spell_at(session.tokenizers)
 
 
 def spell_at(places: Iterable[str]) -> Spell | None:

@@ -15,8 +15,8 @@ from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
 from rolltape.records.sample import SUMMARY_RULES, Fate, PolicySummary, RolloutSummary
 from rolltape.samples.behavior import count_behavior
-from rolltape.samples.claims import Cut, Staleness, cut, rollout_fate
-from rolltape.samples.linearize import PlacedSession, pruned_tokens
+from rolltape.samples.claims import LinearizedSession, PlacedSession, Staleness, cut, rollout_fate
+from rolltape.samples.linearize import pruned_tokens
 from rolltape.tape.journal.writing import Durability
 from rolltape.tape.recording.tape import Tape, open_tape
 from rolltape.tree import Arrivals, Tree
@@ -52,7 +52,7 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
         # Where nothing drifts and nothing is in doubt, policies differ by their limits alone.
         key = (policy.branches, policy.max_sample_tokens, policy.max_staleness) if is_plain else policy
         if key not in made:
-            cuts = [cut(one.tree, one.arrivals, one.faults, whole_fate, policy, Staleness()) for one in placed]
+            cuts = [cut(one, whole_fate, policy, Staleness()) for one in placed]
             made[key] = sum(len(one.drafts) for one in cuts), _ledger(policy, cuts, pruned)
         counted[policy.name] = PolicySummary(policy.key, *made[key])
     behavior = None if pruned else count_behavior(rollout)
@@ -75,7 +75,7 @@ def _is_plain(tree: Tree, arrivals: Arrivals) -> bool:
     )
 
 
-def _ledger(policy: CutPolicy, cuts: list[Cut], pruned: int) -> dict[str, int]:
+def _ledger(policy: CutPolicy, cuts: list[LinearizedSession], pruned: int) -> dict[str, int]:
     """Sampled tokens by fate, largest first."""
     totals: Counter[str] = Counter()
     for made in cuts:

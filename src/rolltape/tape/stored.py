@@ -4,7 +4,7 @@ JSON stays in bytes here, so that fields of a newer version are kept when it is 
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,10 +13,12 @@ from rolltape.errors import TapeError
 from rolltape.extras import arrow_errors
 from rolltape.records.jsonable import decode_numbers
 from rolltape.records.messages import Message, Root
-from rolltape.records.rollout import ANNOTATION_KINDS, Event, EventKind, RolloutCounts, RolloutHead, Status
+from rolltape.records.rollout import ANNOTATION_KINDS, Event, EventKind, Rollout, RolloutCounts, RolloutHead, Status
+from rolltape.records.sample import RolloutSummary
 from rolltape.records.turn import Ids, Logprobs, SideArray
 
 Key = tuple[str, int]  # rollout and try
+Summarize = Callable[[Rollout], RolloutSummary]
 
 LARGEST_ROW = 2**62
 
@@ -59,6 +61,11 @@ class StoredSession(msgspec.Struct, frozen=True, eq=False):
     head: bytes
     ordinal: int
     turns: Sequence[StoredTurn]
+
+    @property
+    def end(self) -> int:
+        """One more than the number of its last turn; turns before that one may be lost."""
+        return max((turn.sequence + 1 for turn in self.turns), default=0)
 
 
 class About(msgspec.Struct, frozen=True, gc=False):

@@ -93,9 +93,10 @@ class TokenExporter:
         self._closed = False
         self._process = os.getpid()
         self._pipeline: Pipeline | None = None
+        self._is_covered = context_parallel_rank > 0  # the first rank of its group has the whole sequences
         folder = token_folder(run, chosen)
-        if context_parallel_rank:
-            return  # the first rank of its group has the whole sequences
+        if self._is_covered:
+            return
         writers = world_size // context_parallel_size
         files = RankFiles(folder, chosen, rank=rank, world_size=world_size, writers=writers, fraction=sample_fraction)
         try:
@@ -107,8 +108,6 @@ class TokenExporter:
             self._snapshotter,
             write_parquet if chosen is Format.PARQUET else write_lines,
             self._reporter,
-            rank=rank,
-            fraction=sample_fraction,
             threads=threads,
             max_queued_bytes=max_queued_bytes,
         )
@@ -183,11 +182,11 @@ class TokenExporter:
         """
         pipeline, step = self._running(), _whole(step, "step")
         if pipeline is None:
-            return self._pipeline is None and not self._closed  # another rank of its group has the records
+            return self._is_covered
         if step % self._every_n_steps:
             return True
         mark = pipeline.finish(step)
-        return mark.wait(timeout_s, pipeline.is_alive) if wait else False
+        return pipeline.wait(mark, timeout_s) if wait else False
 
     def report(self) -> ExportReport:
         """The counts so far."""

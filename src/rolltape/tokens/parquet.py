@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import DamagedTapeError
-from rolltape.extras import arrow_errors, pa, pq
+from rolltape.extras import arrow_errors, list_rows, pa, pq
 from rolltape.records.token_record import FACT_COLUMNS, TOKEN_COLUMNS, TOKEN_SCHEMA, Shape, TokenColumn, TokenRecord
 from rolltape.tape.rundir import make_private_file
 from rolltape.tokens.sequences import Sequences
@@ -129,17 +129,9 @@ def _record_batch(step: int, rank: int, first: int, sequences: Sequences) -> pa.
 
 def _records(batch: pa.RecordBatch) -> Iterator[TokenRecord]:
     fields: dict[str, list[Any]] = {
-        name: _arrays(batch.column(name)) if name in TOKEN_COLUMNS else batch.column(name).to_pylist()
+        name: list_rows(batch.column(name)) if name in TOKEN_COLUMNS else batch.column(name).to_pylist()
         for name in batch.schema.names
     }
     fields["versions"] = [tuple(versions or ()) for versions in fields["versions"]]
     for place in range(batch.num_rows):
         yield TokenRecord(**{name: values[place] for name, values in fields.items()})
-
-
-def _arrays(column: Any) -> list[Any]:
-    flat = column.values.to_numpy(zero_copy_only=False)
-    offsets = column.offsets.to_numpy()
-    return [
-        flat[offsets[at] : offsets[at + 1]] if there else None for at, there in enumerate(column.is_valid().to_pylist())
-    ]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from rolltape.errors import RolltapeError, TapeError
@@ -83,26 +84,6 @@ class ByteBudget:
             self._used += new_size - size
 
 
-class StepMark:
-    """The declaration that a step has no more records. It is settled when they are on disk, or cannot be."""
-
-    def __init__(self) -> None:
-        self._settled = threading.Event()
-        self._is_written = False
-
-    def settle(self, *, is_written: bool) -> None:
-        self._is_written = is_written
-        self._settled.set()
-
-    def wait(self, timeout_s: float, is_alive: Callable[[], bool]) -> bool:
-        """Wait for at most `timeout_s`, or until the writing threads die. Return whether all records are on disk."""
-        deadline = time.monotonic() + timeout_s
-        while not self._settled.wait(min(max(deadline - time.monotonic(), 0), _LOOK_EVERY_S)):
-            if time.monotonic() >= deadline or not is_alive():
-                return False
-        return self._is_written
-
-
 class _OpenStep:
     """A step that is being written. Parts are numbered as they are cut, and written in any order."""
 
@@ -117,7 +98,6 @@ class _OpenStep:
         self.writing = 0
         self.missing: Counter[str] = Counter()  # records that were dropped or lost
         self.marked = False
-        self.marks: list[StepMark] = []
 
 
 class Pipeline:
@@ -130,8 +110,6 @@ class Pipeline:
         write: WriteFile,
         reporter: Reporter,
         *,
-        rank: int,
-        fraction: float,
         threads: int,
         max_queued_bytes: int,
     ) -> None:
@@ -139,11 +117,10 @@ class Pipeline:
         self._snapshotter = snapshotter
         self._write = write
         self._reporter = reporter
-        self._rank = rank
-        self._fraction = fraction
         self._budget = ByteBudget(max_queued_bytes)
         self._open: dict[int, _OpenStep] = {}
-        self._marked: dict[int, bool | None] = {}  # steps, and whether all of it is on disk; None: it is being written
+        # By step, once it is marked: whether all of it is on disk, as soon as this is known.
+        self._marks: dict[int, Future[bool]] = {}
         self._changed = threading.Condition()
         self._cutter = Workers("rolltape-tokens-cut", 1, self._report_death)
         self._writers = Workers("rolltape-tokens-write", threads, self._report_death)
@@ -170,13 +147,21 @@ class Pipeline:
         """Process a snapshot like any other, and write it to /dev/null."""
         made = self._cut(snapshot, fraction=1)
         self._snapshotter.buffers.give_back(snapshot.buffer)
-        self._write(Path(os.devnull), 0, self._rank, 0, [made.kept])
+        self._write(Path(os.devnull), 0, self._files.rank, 0, [made.kept])
 
-    def finish(self, step: int) -> StepMark:
-        """Queue the mark that a step has no more records."""
-        mark = StepMark()
+    def finish(self, step: int) -> "Future[bool]":
+        """Queue the mark that a step has no more records. Its result is whether all of them are on disk."""
+        mark: Future[bool] = Future()
         self._cutter.put(lambda: self._mark(step, mark))
         return mark
+
+    def wait(self, mark: "Future[bool]", timeout_s: float) -> bool:
+        """Wait for a mark for at most `timeout_s`, or until a thread dies. Return whether all records are on disk."""
+        deadline = time.monotonic() + timeout_s
+        while not wait([mark], min(max(deadline - time.monotonic(), 0), _LOOK_EVERY_S)).done:
+            if time.monotonic() >= deadline or not self.is_alive():
+                return False
+        return mark.result()
 
     def is_alive(self) -> bool:
         """Whether what is queued will be written."""
@@ -215,7 +200,7 @@ class Pipeline:
         batch = snapshot.batch
         kept_bytes, records = 0, batch.sequences
         try:
-            made = self._cut(snapshot, self._fraction)
+            made = self._cut(snapshot, self._files.fraction)
             self._reporter.count(untrained_sequences=made.untrained, unsampled_sequences=made.not_sampled)
             records = len(made.kept)
             if records:
@@ -256,7 +241,7 @@ class Pipeline:
         with self._changed:
             self._changed.wait_for(lambda: step not in self._open or not self._open[step].marked)
         if step not in self._open:
-            self._marked.pop(step, None)
+            self._marks.pop(step, None)
             opened = _OpenStep(step, self._files.begin(step))
             with self._changed:
                 self._open[step] = opened
@@ -281,25 +266,19 @@ class Pipeline:
         with self._changed:
             return [step for step in self._open.values() if not step.marked]
 
-    def _mark(self, number: int, mark: StepMark) -> None:
-        with self._changed:
-            if number in self._marked:  # opening it anew would replace it by an empty step
-                is_written = self._marked[number]
-                if is_written is None:
-                    self._open[number].marks.append(mark)
-                else:
-                    mark.settle(is_written=is_written)
-                return
+    def _mark(self, number: int, mark: "Future[bool]") -> None:
+        if number in self._marks:  # opening it anew would replace it by an empty step
+            self._marks[number].add_done_callback(lambda known: mark.set_result(known.result()))
+            return
         try:
             step = self._open_step(number)
         except (OSError, RolltapeError) as error:
             self._report(error, f"step {number} could not be begun: ")
-            mark.settle(is_written=False)
+            mark.set_result(False)
             return
         self._flush(step)
         with self._changed:
-            self._marked[number] = None
-            step.marks.append(mark)
+            self._marks[number] = mark
             step.marked = True
             last = not step.writing
         if last:
@@ -311,7 +290,7 @@ class Pipeline:
         path = self._files.partial(step.step, step.attempt, part)
         records, tokens = sum(map(len, held)), sum(sequences.tokens for sequences in held)
         try:
-            self._write(path, step.step, self._rank, first, held)
+            self._write(path, step.step, self._files.rank, first, held)
             step.parts[part] = TokenFile(path.name, path.stat().st_size, records, tokens)
             self._reporter.count(records=records, tokens=tokens, files=1)
         except Exception as error:  # noqa: BLE001 - a library that fails to encode must not end the thread either
@@ -349,8 +328,7 @@ class Pipeline:
             is_written = False
         finally:
             with self._changed:
-                self._marked[step.step] = is_written
+                mark = self._marks[step.step]
                 del self._open[step.step]
                 self._changed.notify_all()
-            for mark in step.marks:
-                mark.settle(is_written=is_written)
+            mark.set_result(is_written)

@@ -43,16 +43,16 @@ class RankFiles:
     ) -> None:
         self._root = root
         self._format = file_format
-        self._rank = rank
+        self.rank = rank
         self._world_size = world_size
         self._writers = writers
-        self._fraction = fraction
+        self.fraction = fraction
         self._exporter = uuid.uuid4().hex
         self._announced = False
 
     def announce(self) -> None:
         """Make this exporter the current one of its rank, in place of any earlier one."""
-        path = announcement_path(self._root, self._rank)
+        path = announcement_path(self._root, self.rank)
         make_private_folder(path.parent)
         with self._locked():
             write_whole(path, msgspec.json.encode(Announced(self._exporter)))
@@ -68,14 +68,14 @@ class RankFiles:
                 raise self._replaced()
             make_private_folder(folder)
             # The marker is removed before STABLE, so that no rank can write STABLE again in between.
-            (folder / f"rank_{self._rank}.done").unlink(missing_ok=True)
+            (folder / f"rank_{self.rank}.done").unlink(missing_ok=True)
             (folder / STABLE).unlink(missing_ok=True)
-            _remove(folder, f"rank_{self._rank}.*", f".rank_{self._rank}.*")
+            _remove(folder, f"rank_{self.rank}.*", f".rank_{self.rank}.*")
         return uuid.uuid4().hex[:12]
 
     def partial(self, step: int, attempt: str, part: int) -> Path:
         """The path that a part is written to."""
-        return step_folder(self._root, step) / f".rank_{self._rank}.{attempt}.{part}.partial"
+        return step_folder(self._root, step) / f".rank_{self.rank}.{attempt}.{part}.partial"
 
     def finish(
         self, step: int, attempt: str, parts: Sequence[TokenFile], *, dropped_records: int, lost_records: int
@@ -86,10 +86,10 @@ class RankFiles:
             parts = [_join_parts(folder, parts, self.partial(step, attempt, 0))]
         with self._locked():
             if not self._is_own():
-                _remove(folder, f".rank_{self._rank}.{attempt}.*")
+                _remove(folder, f".rank_{self.rank}.{attempt}.*")
                 raise self._replaced()
             done = RankDone(
-                rank=self._rank,
+                rank=self.rank,
                 world_size=self._world_size,
                 writers=self._writers,
                 exporter=self._exporter,
@@ -97,12 +97,12 @@ class RankFiles:
                 files=self._named(folder, parts),
                 dropped_records=dropped_records,
                 lost_records=lost_records,
-                sample_fraction=self._fraction,
+                sample_fraction=self.fraction,
                 written_at_ns=time.time_ns(),
             )
             others = self._others(folder)
-            write_whole(folder / f"rank_{self._rank}.done", msgspec.json.encode(done))
-            return self._mark_stable(folder, {**others, self._rank: done})
+            write_whole(folder / f"rank_{self.rank}.done", msgspec.json.encode(done))
+            return self._mark_stable(folder, {**others, self.rank: done})
 
     def _others(self, folder: Path) -> dict[int, RankDone]:
         """The markers of the other ranks of this job, or none while some are missing. Older markers are removed."""
@@ -132,17 +132,17 @@ class RankFiles:
     def _named(self, folder: Path, parts: Sequence[TokenFile]) -> tuple[TokenFile, ...]:
         files = []
         for number, part in enumerate(parts):
-            name = part_name(self._rank, number, self._format)
+            name = part_name(self.rank, number, self._format)
             (folder / part.name).replace(folder / name)
             files.append(msgspec.structs.replace(part, name=name))
         return tuple(files)
 
     def _is_own(self) -> bool:
-        return current_exporter(self._root, self._rank) == self._exporter
+        return current_exporter(self._root, self.rank) == self._exporter
 
     def _replaced(self) -> TapeWriteError:
         return TapeWriteError(
-            f"{self._root}: a later exporter was made for rank {self._rank}, and this one writes no more; "
+            f"{self._root}: a later exporter was made for rank {self.rank}, and this one writes no more; "
             "give each process its own rank"
         )
 

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 from rolltape.errors import RecordError
 from rolltape.records.jsonable import as_float, encode_numbers, plain_scalar, shown
 from rolltape.records.rollout import StopReason
-from rolltape.records.trace import OBJECTS
+from rolltape.records.trace import OBJECTS, Fields
 from rolltape.records.turn import Turn
 from rolltape.tape.recording.fields import as_count, as_member, as_snapshot
-
-Fields = dict[str, Any]
 
 
 def check_fields(given: Mapping[str, object], where: str) -> tuple[Fields, dict[str, str]]:
@@ -105,10 +103,6 @@ def _as_flag(value: object, where: str) -> bool:
     return plain
 
 
-def _as_stop_reason(value: Any, where: str) -> str:
-    return as_member(StopReason, value, where).value
-
-
 def _as_turns(value: object, where: str) -> list[str]:
     turns: list[str] = []
     for turn in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
@@ -124,7 +118,7 @@ _CHECKS: dict[str, Callable[[Any, str], object]] = {
     "policy_response": _as_object,
     "reward": as_float,
     "done": _as_flag,
-    "stop_reason": _as_stop_reason,
+    "stop_reason": lambda value, where: as_member(StopReason, value, where).value,
     **dict.fromkeys(OBJECTS, _as_object),
     "prompt_tokens": as_count,
     "sampled_tokens": as_count,

@@ -12,7 +12,7 @@ from rolltape.errors import RecordError, TapeWriteError
 from rolltape.records.ids import digest_of
 from rolltape.records.jsonable import shown
 from rolltape.records.rollout import Event, EventKind, StopReason
-from rolltape.records.trace import OBJECTS, TraceObjects
+from rolltape.records.trace import OBJECTS, Fields, TraceObjects
 from rolltape.records.turn import Turn
 from rolltape.tape.journal.entries import LoggedEvent
 from rolltape.tape.journal.writing import Ticket
@@ -23,7 +23,6 @@ from rolltape.tape.stored import decoded_event
 from rolltape.traces.build import agree, summed
 from rolltape.traces.values import (
     Conversations,
-    Fields,
     PlacedPrompt,
     check_fields,
     check_names,

@@ -15,19 +15,17 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from rolltape.records import rollout
 from rolltape.records.ids import digest_of
-from rolltape.records.jsonable import encode_numbers
-from rolltape.records.trace import Trace
+from rolltape.records.jsonable import encode_numbers, valid_text
+from rolltape.records.messages import call_parts, message_calls, reasoning_text
+from rolltape.records.trace import Fields, Trace
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep, step_metrics
 from rolltape.tracking.traces import (
-    Fields,
     RolloutSpan,
-    message_calls,
     trace_messages,
     trace_metadata,
     trace_scores,
     trace_spans,
-    valid_text,
 )
 from rolltape.tracking.traces import SpanKind as RolloutSpanKind
 
@@ -200,13 +198,22 @@ def _message(given: Any, role: str = "user") -> Fields:
     if role == "tool":
         result = {"type": "tool_call_response", "id": given.get("tool_call_id"), "response": content}
         return {"role": role, "parts": [result]}
-    parts = [_text_part("reasoning", given["reasoning_content"])] if given.get("reasoning_content") else []
-    parts += [] if content in (None, "") else content if isinstance(content, list) else [_text_part("text", content)]
+    thinking = reasoning_text(given)
+    parts = [_text_part("reasoning", thinking)] if thinking else []
+    parts += map(_content_part, content if isinstance(content, list) else [content] if content else [])
     parts += [
-        {"type": "tool_call", "id": call_id, "name": function.get("name"), "arguments": function.get("arguments")}
-        for call_id, function in message_calls(given)
+        {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
+        for call in message_calls(given)
+        for name, arguments in [call_parts(call)]
     ]
     return {"role": role, "parts": parts}
+
+
+def _content_part(part: Any) -> Fields:
+    """A part of a message's content, or all of it. What is no text is sent as it is."""
+    if not isinstance(part, Mapping):
+        return _text_part("text", part)
+    return _text_part("text", part["text"]) if "text" in part else dict(part)
 
 
 def _text_part(kind: str, content: Any) -> Fields:

@@ -3,9 +3,7 @@
 import atexit
 import contextvars
 import logging
-import os
 import threading
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -17,6 +15,7 @@ import msgspec
 
 from rolltape.errors import MissingTracker, SinkError
 from rolltape.extras import import_extra
+from rolltape.forking import call_in_child
 from rolltape.tracking.choice import Allowance, Choice, Pick
 from rolltape.tracking.summary import ShownStep
 
@@ -106,7 +105,7 @@ class Outbox:
         self._thread = threading.Thread(target=work, args=(self._work,), name="rolltape-outbox", daemon=True)
         self._thread.start()
         atexit.register(self.close, _AT_EXIT_S)
-        _outboxes.add(self)
+        call_in_child(self._leave_to_parent)
 
     @property
     def delivery(self) -> DeliveryReport:
@@ -207,17 +206,6 @@ class Outbox:
             self._errors.setdefault(kind, message)
         if is_new:
             log.warning("%s", message)
-
-
-_outboxes: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for outbox in list(_outboxes):
-        outbox._leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def import_package(name: str, *, extra: str, private: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:

@@ -5,7 +5,7 @@ Each tracker's module only converts this to the tracker's types.
 
 import enum
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -13,11 +13,10 @@ import msgspec
 
 from rolltape.records.ids import page_name
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.trace import Trace, TraceStep
+from rolltape.records.messages import call_parts, message_calls, reasoning_text
+from rolltape.records.trace import Fields, Trace, TraceStep
 from rolltape.records.turn import Finish
 from rolltape.tracking.summary import ShownStep
-
-Fields = dict[str, Any]
 
 _STEP_METADATA = (
     *("reward", "done", "stop_reason", "finish", "turns", "turn_rewards"),
@@ -131,18 +130,6 @@ def trace_scores(trace: Trace) -> dict[str, float]:
     return {} if trace.total_reward is None else {"reward": trace.total_reward, **trace.reward_terms}
 
 
-def message_calls(message: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    """The tool calls of a message: the id of each, and the object with its name and arguments."""
-    calls = message.get("tool_calls")
-    objects = [one for one in (calls if isinstance(calls, list) else ()) if isinstance(one, Mapping)]
-    return [(one.get("id"), one["function"] if isinstance(one.get("function"), Mapping) else one) for one in objects]
-
-
-def valid_text(text: str) -> str:
-    """The text with lone surrogates replaced, which have no UTF-8."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def _lengths(trace: Trace) -> Fields:
     """The tokens before the first reply, those of all replies, and those of the longest prompt with its reply."""
     known = [(step.prompt_tokens, step.sampled_tokens or 0) for step in trace.steps if step.prompt_tokens is not None]
@@ -176,7 +163,8 @@ def _message(value: Any, role: str) -> Fields:
 
 
 def _message_text(message: Fields) -> str:
-    parts = [_text(message.get(name)) for name in ("reasoning_content", "content") if message.get(name)]
+    content = message.get("content")
+    parts = [part for part in (reasoning_text(message), _text(content) if content else "") if part]
     calls = message.get("tool_calls")
     parts += [_text(call) for call in (calls if isinstance(calls, list) else ())]
     return "\n".join(parts)
@@ -206,14 +194,15 @@ def _step_span(step: TraceStep) -> RolloutSpan:
 
 def _tool_spans(step: TraceStep, later: TraceStep | None) -> Iterator[RolloutSpan]:
     results = [one for one in (_prompt_messages(later) if later is not None else ()) if one.get("role") == "tool"]
-    for place, (call_id, function) in enumerate(message_calls(step.policy_response or {})):
+    for place, call in enumerate(message_calls(step.policy_response or {})):
+        call_id, (name, arguments) = call.get("id"), call_parts(call)
         result = _call_result(results, call_id, place)
         yield RolloutSpan(
             id=f"step-{step.index}-call-{place}",
             parent_id=f"step-{step.index}",
-            name=str(function.get("name") or "tool"),
+            name=str(name or "tool"),
             kind=SpanKind.TOOL,
-            input=_parse_arguments(function.get("arguments")),
+            input=_parse_arguments(arguments),
             output=None if result is None else result.get("content"),
             call_id=None if call_id is None else str(call_id),
         )

@@ -5,18 +5,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rolltape.errors import SinkError
-from rolltape.records.trace import Trace
+from rolltape.records.jsonable import valid_text
+from rolltape.records.trace import Fields, Trace
 from rolltape.tracking.sinks import Outbox, OutboxOptions, import_package
 from rolltape.tracking.summary import ShownStep, step_metrics, steps_in
-from rolltape.tracking.traces import (
-    Fields,
-    SpanKind,
-    trace_messages,
-    trace_metadata,
-    trace_spans,
-    valid_text,
-    without_empty,
-)
+from rolltape.tracking.traces import SpanKind, trace_messages, trace_metadata, trace_spans, without_empty
 
 if TYPE_CHECKING:
     from trackio.run import Run

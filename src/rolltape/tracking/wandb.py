@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -209,7 +209,8 @@ def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SinkError(f"{file}: wandb cannot read it: {(done.stderr or done.stdout).strip()}")
-    return _history(done.stdout.splitlines())
+    records = map(json.loads, done.stdout.splitlines())
+    return (record["history"]["item"] for record in records if record["type"] == "history")
 
 
 def _wait_for_own_folder(identity: str) -> None:
@@ -225,11 +226,6 @@ def _discard(folder: Path) -> None:
     latest = folder.parent / "latest-run"
     if latest.is_symlink() and not latest.exists():
         latest.unlink(missing_ok=True)
-
-
-def _history(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    records = (json.loads(line) for line in lines)
-    return (record["history"]["item"] for record in records if record["type"] == "history")
 
 
 def _import_wandb() -> None:

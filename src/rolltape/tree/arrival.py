@@ -151,7 +151,7 @@ def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
         for placed in turns
         if placed.turn.reply
         for wire_id in placed.turn.reply.wire_ids
-        - ({_own_id(placed.turn.reply)} if is_in_doubt(placed.turn) else set())
+        - ({placed.turn.reply.to_dict().get("id")} if is_in_doubt(placed.turn) else set())
         if given[wire_id] == 1
     }
     if not wanted:
@@ -171,10 +171,6 @@ def _shown_by_id(tree: Tree, turns: Sequence[PlacedTurn]) -> set[int]:
                 if wire_id in wanted and wanted[wire_id] < placed.sequence
             )
     return found
-
-
-def _own_id(message: Message) -> object:
-    return message.to_dict().get("id")
 
 
 def _carried_ids(message: Message) -> frozenset[str]:

@@ -157,7 +157,7 @@ def show(
     sample_id = which.rollout if which.rollout is not None and "@" in which.rollout else None
     sections = _sections(part, sample_id, as_json=as_json)
     tape = open_run(run)
-    tokens = TokenPrinter(run, color_by, open_spellings(tokenizer, run), full=full, as_json=as_json)
+    tokens = TokenPrinter(run, color_by, open_spellings(tokenizer), full=full, as_json=as_json)
     if sample_id is not None:
         which = OneRollout(*rollout_of_sample(sample_id))
     selected = SelectedRollouts(tape, which, counted_only=True)

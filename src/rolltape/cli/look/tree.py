@@ -27,7 +27,7 @@ def tree(
 ) -> int:
     """Draw a rollout's turns, with the cause of each fork."""
     tape = open_run(run)
-    spellings = open_spellings(tokenizer, run)
+    spellings = open_spellings(tokenizer)
     selected = SelectedRollouts(tape, which, counted_only=True)
     rollout = selected.only()
     with selected.named_in_errors():

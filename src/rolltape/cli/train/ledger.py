@@ -26,7 +26,7 @@ def ledger(
     """Account for every sampled token: trained, or why not."""
     policy = cut.cut_policy()
     tape = open_run(run)
-    spellings = open_spellings(tokenizer, run)
+    spellings = open_spellings(tokenizer)
     selected = SelectedRollouts(tape, which, counted_only=True)
     totals: Counter[str] = Counter()
     filtered: Counter[str] = Counter()

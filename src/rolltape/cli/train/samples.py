@@ -37,7 +37,7 @@ def samples(
     selected = SelectedRollouts(tape, which, counted_only=True)
     with selected.named_in_errors():
         if other is not None:
-            _compare(selected, policy, other, open_spellings(tokenizer, run), as_json=as_json)
+            _compare(selected, policy, other, open_spellings(tokenizer), as_json=as_json)
         elif as_json:
             for sample in selected.samples(policy, credit):
                 print_json(_record(sample))

@@ -52,7 +52,7 @@ class RecordJoiner:
     def __init__(self, run: str, policy: CutPolicy, tokenizer: str | None) -> None:
         self._path = run
         self._policy = policy
-        self._spellings = open_spellings(tokenizer, run)
+        self._spellings = open_spellings(tokenizer)
         self._noted: set[str] = set()
         self._rollouts: dict[tuple[str, int], Rollout] = {}
         self._joined: dict[str, JoinedRecord] = {}  # by place; a record may be requested once per token

@@ -24,11 +24,7 @@ FORM = Form(
         Fact.UNSURE_VERSION: "-1 there, as on prompts",
     },
 )
-_FORM_WITH_ADVANTAGES = msgspec.structs.replace(
-    FORM,
-    needs=(Need.LOGPROBS, Need.ADVANTAGE),
-    leaves_out={fact: report for fact, report in FORM.leaves_out.items() if fact is not Fact.FORKED},
-)
+_FORM_WITH_ADVANTAGES = msgspec.structs.replace(FORM.without(Fact.FORKED), needs=(Need.LOGPROBS, Need.ADVANTAGE))
 
 
 def tensor_dict(

@@ -18,8 +18,8 @@ from rolltape.errors import ExportError
 from rolltape.export.conversations import Conversation, conversations_of
 from rolltape.export.files import Destination, destination
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import Message, content_text
-from rolltape.records.rollout import Rollout, Session, Status
+from rolltape.records.messages import Message, content_text, reasoning_text
+from rolltape.records.rollout import Rollout, Status
 from rolltape.records.turn import Turn, TurnFlag
 
 SCHEMA = "ATIF-v1.8"
@@ -27,17 +27,8 @@ _SOURCES = {"system": "system", "developer": "system", "user": "user", "tool": "
 _UNKNOWN = "unknown"  # a trajectory must name an agent and its version; a rollout need not
 _SESSION_FIELDS = ("tool_ids_matter", "stop_ids", "vocabulary", "tokenizer", "defaults", "extra")
 _HEAD_FIELDS = (
-    "try_index",
-    "step",
-    "attempt",
-    "source",
-    "task_id",
-    "task",
-    "model",
-    "agent",
-    "tags",
-    "foreign_ids",
-    "extra",
+    *("try_index", "step", "attempt", "source", "task_id", "task", "model", "agent"),
+    *("tags", "foreign_ids", "extra"),
 )
 _OUTCOME_FIELDS = ("status", "stop_reason", "reason", "reward", "reward_terms", "filtered")
 
@@ -93,7 +84,8 @@ def _trajectory(conversation: Conversation) -> dict[str, Any]:
     rollout, own = conversation.rollout, conversation.turns[conversation.copied :]
     agent = {"name": rollout.head.agent or _UNKNOWN, "version": _UNKNOWN, "model_name": conversation.last.facts.model}
     root = conversation.last.root
-    about: dict[str, Any] = {"session": _session(conversation.session)}
+    session = conversation.session
+    about: dict[str, Any] = {"session": {"ordinal": session.ordinal, **_given(session.head, _SESSION_FIELDS)}}
     if root.template_options:
         about["template_options"] = root.template_options
     document = {
@@ -142,13 +134,14 @@ def _steps(conversation: Conversation) -> list[dict[str, Any]]:
 def _agent_step(message: Mapping[str, Any]) -> dict[str, Any]:
     step: dict[str, Any] = {"source": "agent", "message": content_text(message.get("content"))}
     calls, reasoning = message.get("tool_calls"), message.get("reasoning_content")
-    if isinstance(reasoning, str) and reasoning:
-        step["reasoning_content"] = reasoning
+    if thinking := reasoning_text(message):
+        step["reasoning_content"] = thinking
     read = [found for call in calls if (found := _call(call))] if isinstance(calls, list) else []
     if read:
         step["tool_calls"] = [call for call, _ in read]
     fields = set(_present(message)) - {"reasoning_content", "tool_calls", "content", "id"}
-    whole = sum(is_whole for _, is_whole in read) == len(calls or ()) and isinstance(reasoning or "", str)
+    whole = not calls or (isinstance(calls, list) and sum(is_whole for _, is_whole in read) == len(calls))
+    whole = whole and isinstance(reasoning or "", str)
     if fields != {"role"} or not whole or not _is_plain(message, ("assistant",)):
         _note(step, message=dict(message))
     elif message.get("id") is not None:
@@ -233,10 +226,6 @@ def _add_turn(step: dict[str, Any], turn: Turn, recorded: Sequence[Message]) -> 
 def _has_ids(turn: Turn) -> bool:
     """Whether its ids are the engine's own."""
     return TurnFlag.NOT_TOKEN_FAITHFUL not in turn.facts.flags
-
-
-def _session(session: Session) -> dict[str, Any]:
-    return {"ordinal": session.ordinal, **_given(session.head, _SESSION_FIELDS)}
 
 
 def _given(record: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:

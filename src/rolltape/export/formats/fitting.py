@@ -85,6 +85,11 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         needs = tuple(need for need in self.needs if need is not Need.LOGPROBS)
         return msgspec.structs.replace(self, needs=needs, one_value=("temperature",), logprobs=False)
 
+    def without(self, fact: Fact) -> "Form":
+        """The same format, for a caller that carries this fact."""
+        kept = {other: report for other, report in self.leaves_out.items() if other is not fact}
+        return msgspec.structs.replace(self, leaves_out=kept)
+
     @property
     def reports(self) -> dict[Fact, str]:
         """What to report, by fact."""

@@ -16,7 +16,7 @@ from rolltape.export.conversations import Conversation, conversations_of
 from rolltape.export.files import Destination
 from rolltape.extras import import_extra
 from rolltape.records.jsonable import encode_numbers
-from rolltape.records.messages import content_text
+from rolltape.records.messages import call_parts, content_text, message_calls, reasoning_text
 from rolltape.records.rollout import Rollout, Status, StopReason
 
 _UNKNOWN = "unknown"  # a log must name a task and a model; a rollout need not
@@ -98,6 +98,7 @@ def _sample(conversation: Conversation, log: Any, model: Any, scorer: Any) -> An
     limit = _LIMITS.get(outcome.stop_reason) if outcome.stop_reason is not None else None
     scores = {"reward": outcome.reward, **outcome.reward_terms} if outcome.reward is not None else {}
     first = conversation.turns[0]
+    error = log.EvalError(message=outcome.reason or "failed", traceback="", traceback_ansi="")
     return log.EvalSample(
         id=(head.task_id or head.group).replace("\0", "\ufffd"),  # a name in the log's archive, which ends at a NUL
         epoch=head.attempt + 1,
@@ -108,7 +109,7 @@ def _sample(conversation: Conversation, log: Any, model: Any, scorer: Any) -> An
         metadata={"rolltape": json.loads(encode_numbers(_about(rollout, conversation), f"rollout {rollout.id}"))},
         uuid=f"{rollout.id}.{head.try_index}",
         started_at=datetime.fromtimestamp(head.started_at_ns / 1e9, UTC).isoformat(),
-        error=None if rollout.status is Status.FINISHED else _error(outcome.reason, log),
+        error=None if rollout.status is Status.FINISHED else error,
         limit=None if limit is None else log.EvalSampleLimit(type=limit, limit=0),
     )
 
@@ -135,10 +136,6 @@ def _about(rollout: Rollout, conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def _error(reason: str | None, log: Any) -> Any:
-    return log.EvalError(message=reason or "failed", traceback="", traceback_ansi="")
-
-
 def _message(message: Mapping[str, Any], model: Any) -> Any:
     """A chat message as an Inspect message."""
     role, content = message["role"], content_text(message.get("content"))
@@ -147,19 +144,18 @@ def _message(message: Mapping[str, Any], model: Any) -> Any:
     if role == "user":
         return model.ChatMessageUser(content=content)
     if role == "tool":
-        return model.ChatMessageTool(content=content, tool_call_id=message.get("tool_call_id"))
-    thinking = content_text(message.get("reasoning_content") or message.get("reasoning"))
+        call_id = message.get("tool_call_id")
+        return model.ChatMessageTool(content=content, tool_call_id=None if call_id is None else str(call_id))
+    thinking = reasoning_text(message)
     parts = [model.ContentReasoning(reasoning=thinking), model.ContentText(text=content)] if thinking else content
-    calls = message.get("tool_calls")
-    return model.ChatMessageAssistant(content=parts, tool_calls=_calls(calls) if isinstance(calls, list) else None)
+    return model.ChatMessageAssistant(content=parts, tool_calls=_calls(message) or None)
 
 
-def _calls(calls: list[Any]) -> list[Any]:
+def _calls(message: Mapping[str, Any]) -> list[Any]:
     call_of = import_module("inspect_ai.tool").ToolCall
     found = []
-    for call in calls:
-        function = call.get("function") or {}
-        text, problem = function.get("arguments"), None
+    for call in message_calls(message):
+        (name, text), problem = call_parts(call), None
         try:
             arguments = json.loads(text) if isinstance(text, str) else text
         except ValueError as error:
@@ -167,9 +163,7 @@ def _calls(calls: list[Any]) -> list[Any]:
         if not isinstance(arguments, dict):
             arguments, problem = {}, f"no object: {text}"
         found.append(
-            call_of(
-                id=call.get("id") or "", function=function.get("name") or "", arguments=arguments, parse_error=problem
-            )
+            call_of(id=str(call.get("id") or ""), function=str(name or ""), arguments=arguments, parse_error=problem)
         )
     return found
 

@@ -11,7 +11,7 @@ from rolltape.errors import BadRequest
 from rolltape.gateway.prompts.families import DEFAULT, Chat, Renderer, Tools
 from rolltape.gateway.prompts.tokenizer import FolderTokenizer
 from rolltape.records.jsonable import parse_strict
-from rolltape.records.messages import Role, content_text
+from rolltape.records.messages import Role, content_text, reasoning_text
 from rolltape.records.turn import Ids, TokenChain, common_prefix
 
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -197,7 +197,7 @@ def _plain_message(message: dict[str, Any], tokenizer: FolderTokenizer, where: s
             return {"role": "tool", "content": text, **named}, count
         case Role.ASSISTANT:
             plain: dict[str, Any] = {"role": "assistant", "content": text}
-            if reasoning := content_text(message.get("reasoning_content") or message.get("reasoning")):
+            if reasoning := reasoning_text(message):
                 plain["reasoning_content"] = reasoning
             if calls := message.get("tool_calls"):
                 plain["tool_calls"] = [_plain_call(call, where) for call in calls]

@@ -16,9 +16,18 @@ import msgspec
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.files import first_file, first_object, json_document, of_each_file
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    ImportOptions,
+    function_call,
+    or_broken,
+    restored,
+)
 from rolltape.records.jsonable import decode_numbers
-from rolltape.records.rollout import Status, StopReason
+from rolltape.records.rollout import Status
 
 _SCHEMA = "ATIF-v1"
 # Settings of a session that Rolltape exported: its own, and those that its turns share.
@@ -57,7 +66,12 @@ def _rollout(document: dict[str, Any], file: Path, options: ImportOptions) -> Im
     lacking = {what for turn in turns for what in _lacking(turn)}
     made = ImportedRollout(where=str(file), sessions=sessions, absent=tuple(sorted(lacking)))
     own = _own(document)
-    return _restored(made, own, options) if "rollout" in own else _of_trial(made, document, _trial(file), options)
+    if "rollout" not in own:
+        return _of_trial(made, document, _trial(file), options)
+    key = f"{own['rollout']}.{own.get('try_index', 0)}"
+    failed = own.get("reason", "failed") if own["status"] == Status.FAILED else None
+    made = msgspec.structs.replace(made, key=key, attempt=0, extra=own.get("extra", {}), failed=failed)
+    return restored(made, own, options)
 
 
 def _of_trial(
@@ -81,29 +95,6 @@ def _of_trial(
         reward=None if reward is None else float(reward),
         reward_terms={name: float(value) for name, value in rewards.items()},
         failed=(trial.get("exception_info") or {}).get("exception_message") if not rewards else None,
-    )
-
-
-def _restored(made: ImportedRollout, own: Mapping[str, Any], options: ImportOptions) -> ImportedRollout:
-    """A rollout that Rolltape exported."""
-    failed = own["status"] == Status.FAILED
-    return msgspec.structs.replace(
-        made,
-        key=f"{own['rollout']}.{own.get('try_index', 0)}",
-        foreign_ids=(own["rollout"], *own.get("foreign_ids", ())),
-        task_id=own.get("task_id"),
-        task=own.get("task"),
-        **options.origin(source=own.get("source"), step=own.get("step"), model=own.get("model")),
-        attempt=own.get("attempt", 0),
-        agent=own.get("agent"),
-        tags=tuple(own.get("tags", ())),
-        extra=own.get("extra", {}),
-        reward=own.get("reward"),
-        reward_terms=own.get("reward_terms", {}),
-        stop_reason=StopReason(own.get("stop_reason", StopReason.COMPLETED)),
-        reason=own.get("reason"),
-        failed=own.get("reason", "failed") if failed else None,
-        filtered=own.get("filtered"),
     )
 
 
@@ -164,19 +155,14 @@ def _message(step: Mapping[str, Any]) -> dict[str, Any] | None:
         reply["reasoning_content"] = step["reasoning_content"]
     if step.get("tool_calls"):
         reply["tool_calls"] = [
-            {
-                "id": call["tool_call_id"],
-                "type": "function",
-                "function": {"name": call["function_name"], "arguments": _arguments(call)},
-            }
-            for call in step["tool_calls"]
+            function_call(call["tool_call_id"], call["function_name"], _arguments(call)) for call in step["tool_calls"]
         ]
     return reply
 
 
-def _arguments(call: Mapping[str, Any]) -> str:
+def _arguments(call: Mapping[str, Any]) -> Any:
     written = (call.get("extra") or {}).get("arguments")
-    return written if isinstance(written, str) else json.dumps(call["arguments"])
+    return written if isinstance(written, str) else call["arguments"]
 
 
 def _result(result: Mapping[str, Any]) -> dict[str, Any]:

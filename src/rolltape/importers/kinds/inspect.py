@@ -3,7 +3,6 @@
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from rolltape.importers.imported import (
     ImportedSession,
     ImportOptions,
     conversation_turns,
+    function_call,
     or_broken,
+    restored,
 )
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT
 from rolltape.records.jsonable import decode_numbers
@@ -112,37 +113,17 @@ def _rollout(sample: Any, about: Any, where: str, value_to_float: Any, options: 
         absent=ABSENT_FROM_TEXT,
     )
     if "rollout" in own:
-        return _restored(made, own, messages, options)
+        # The original turns, also if a prompt held replies.
+        turns = [
+            {"prompt_messages": messages[:at], "reply": messages[at], "finish": "stop", "token_faithful": False}
+            for at in own["replies"]
+        ]
+        return restored(msgspec.structs.replace(made, sessions=[ImportedSession(turns=turns)]), own, options)
     scores = {name: float(value_to_float(score.value)) for name, score in (sample.scores or {}).items()}
     extra = {"metadata": sample.metadata, "eval": about.eval_id, **rest}
     # Inspect has no total. A single score is the reward. With several scores, none of them is.
     reward = next(iter(scores.values())) if len(scores) == 1 and failed is None else None
     return msgspec.structs.replace(made, extra=extra, reward=reward, reward_terms=scores)
-
-
-def _restored(
-    made: ImportedRollout, own: Mapping[str, Any], messages: list[Any], options: ImportOptions
-) -> ImportedRollout:
-    """A rollout that Rolltape exported, with its original turns, even if a prompt held replies."""
-    turns = [
-        {"prompt_messages": messages[:at], "reply": messages[at], "finish": "stop", "token_faithful": False}
-        for at in own["replies"]
-    ]
-    return msgspec.structs.replace(
-        made,
-        sessions=[ImportedSession(turns=turns)],
-        foreign_ids=(own["rollout"],),
-        task_id=own["task_id"],
-        task=own["task"],
-        **options.origin(source=own["source"], step=own["step"], model=own["model"]),
-        agent=own["agent"],
-        tags=tuple(own["tags"]),
-        reward=own["reward"],
-        reward_terms=own["reward_terms"],
-        stop_reason=StopReason(own["stop_reason"] or StopReason.COMPLETED),
-        reason=own["reason"],
-        filtered=own["filtered"],
-    )
 
 
 def _message(own: Any) -> dict[str, Any]:
@@ -160,12 +141,5 @@ def _message(own: Any) -> dict[str, Any]:
     if given["role"] == "tool" and given.get("tool_call_id"):
         message["tool_call_id"] = given["tool_call_id"]
     if calls := given.get("tool_calls"):
-        message["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["function"], "arguments": json.dumps(call["arguments"])},
-            }
-            for call in calls
-        ]
+        message["tool_calls"] = [function_call(call["id"], call["function"], call["arguments"]) for call in calls]
     return message

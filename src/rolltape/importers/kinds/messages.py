@@ -32,10 +32,10 @@ from rolltape.importers.imported import (
     ImportOptions,
     conversation_turns,
     or_broken,
+    restored,
 )
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
 from rolltape.records.jsonable import decode_numbers, non_finite
-from rolltape.records.rollout import StopReason
 
 # ShareGPT's names, and those of its descendants.
 _SPEAKERS = {
@@ -165,23 +165,19 @@ def _restored(rows: list[tuple[str, dict[str, Any]]], options: ImportOptions) ->
     task, terms = first.get("task"), first.get("reward_terms") or {}
     if isinstance(terms, list):  # a table's map, or a dataset's list of names and values
         terms = {one["name"]: one.get("value") for one in terms} if "name" in terms[0] else dict(terms)
-    return ImportedRollout(
+    made = ImportedRollout(
         where=where,
         sessions=[ImportedSession(turns=[turns[at] for at in sorted(turns)]) for turns in sessions.values()],
         key=f"{first['rollout']}.{first['try_index']}",
-        foreign_ids=(first["rollout"],),
-        task_id=first.get("task_id"),
-        task=decode_numbers(task.encode()) if is_table and task is not None else task,
-        **options.origin(source=first.get("source"), step=first["step"], model=first.get("model")),
-        attempt=first["attempt"],
-        agent=first.get("agent"),
-        tags=tuple(first.get("launch_tags") or ()),
-        reward=_number(first.get("reward")),
-        reward_terms={name: term for name, value in terms.items() if (term := _number(value)) is not None},
-        stop_reason=StopReason(first.get("stop_reason") or StopReason.COMPLETED),
-        reason=first.get("reason"),
         absent=ABSENT_FROM_TEXT,
     )
+    own = {
+        "task": decode_numbers(task.encode()) if is_table and task is not None else task,
+        "tags": first.get("launch_tags"),
+        "reward": _number(first.get("reward")),
+        "reward_terms": {name: term for name, value in terms.items() if (term := _number(value)) is not None},
+    }
+    return restored(made, {**first, **own}, options)
 
 
 def _number(value: Any) -> float | None:

@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 
 from rolltape.importers.files import first_object, json_document, json_lines, of_each_file
-from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions, or_broken
+from rolltape.importers.imported import (
+    BrokenEntry,
+    Found,
+    ImportedRollout,
+    ImportedSession,
+    ImportOptions,
+    function_call,
+    or_broken,
+)
 from rolltape.importers.text_dumps import ABSENT_FROM_TEXT
 
 _CALLS = ("chat", "text_completion", "generate_content")
@@ -117,19 +125,8 @@ def _messages(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         message["reasoning_content"] = thinking
     calls = [part for part in parts if part.get("type") == "tool_call"]
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": part.get("id"),
-                "type": "function",
-                "function": {"name": part["name"], "arguments": _arguments(part.get("arguments"))},
-            }
-            for part in calls
-        ]
+        message["tool_calls"] = [function_call(part.get("id"), part["name"], part.get("arguments")) for part in calls]
     yield message
-
-
-def _arguments(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps({} if value is None else value)
 
 
 def _text(parts: list[Mapping[str, Any]]) -> str:

@@ -22,6 +22,7 @@ from rolltape.errors import GroupsError
 from rolltape.export.formats.arrays import VersionNumbers, as_tensors
 from rolltape.export.formats.verl import arrays
 from rolltape.groups import Group
+from rolltape.integrations.attempts import report_left_out
 from rolltape.integrations.background import BackgroundLoop
 from rolltape.integrations.live import LiveGroups, with_id
 from rolltape.integrations.steps import StepPositions, TaskNames
@@ -29,11 +30,11 @@ from rolltape.integrations.verl.engine import client_engine, server_logprob_kind
 from rolltape.integrations.verl.rows import (
     Row,
     failed_attempt,
+    finished_attempts,
     loop_output,
     plain,
     prompt_task,
     row_at,
-    samples_by_attempt,
 )
 from rolltape.records.sample import Sample
 
@@ -184,7 +185,7 @@ class RolltapeManager:
         kept = {
             name: value for name, value in row.items() if name not in ("validate", "__rollout_n__", "__do_sample__")
         }
-        for attempt, (turns, samples) in samples_by_attempt(group).items():
+        for attempt, (turns, samples) in finished_attempts(group).items():
             for index, sample in enumerate(samples):
                 output = loop_output(sample, turns)
                 field = {**output.as_dict(), **kept, "session_id": attempt, "multi_modal_inputs": {}}
@@ -208,15 +209,10 @@ class RolltapeManager:
 
     def _take(self, group: Group, validates: bool) -> list[tuple[int, list[Sample]]]:
         """The number of turns and the samples of each attempt. What verl does not get of the group is noted."""
-        attempts = samples_by_attempt(group)
-        left_out = sum(sample.trained_tokens for _, samples in attempts.values() for sample in samples[1:])
-        reason = f"{left_out} tokens of forked rollouts are left out: verl takes one row for each" if left_out else None
-        if reason is not None and not validates:
-            log.warning("group %s: %s; its trainer v1 takes all", group.id, reason)
-        for one in group.unfinished:
-            log.warning("rollout %s does not train: it %s: %s", one.rollout, one.status, one.reason)
+        attempts = finished_attempts(group)
         if not validates:
-            self._positions.train_on(group, reason)
+            left_out = report_left_out(group, [samples for _, samples in attempts.values()], "verl", "its trainer v1")
+            self._positions.train_on(group, left_out)
         return [attempts.get(at) or failed_attempt(group.mean_reward) for at in range(self._attempts(validates))]
 
     def _tensors(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:

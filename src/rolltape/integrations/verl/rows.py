@@ -14,15 +14,13 @@ from rolltape.export.formats.arrays import VersionNumbers, as_tensors, logprobs_
 from rolltape.export.formats.fitting import Fact, fitted
 from rolltape.export.formats.verl import FORM, arrays, blank_sample
 from rolltape.groups import Group
-from rolltape.records.rollout import Rollout
+from rolltape.integrations.attempts import samples_by_attempt
 from rolltape.records.sample import Sample
 
 Row = dict[str, Any]  # of verl's dataset: its columns, and `uid`, which is the same for all attempts at a prompt
 
 # Here losses use our advantages, and all samples of a rollout are passed together, so forks need no warning.
-_FORM = msgspec.structs.replace(
-    FORM, leaves_out={fact: report for fact, report in FORM.leaves_out.items() if fact is not Fact.FORKED}
-)
+_FORM = FORM.without(Fact.FORKED)
 
 
 @register_adv_est("rolltape")  # type: ignore[untyped-decorator]
@@ -86,22 +84,17 @@ def data_proto(groups: Iterable[Group], *, divisor: int = 1, **given: Any) -> Da
     return DataProto.from_dict(as_tensors(arrays(samples, **given)), others, {"reward_extra_keys": []})
 
 
-def samples_by_attempt(group: Group) -> dict[int, tuple[int, list[Sample]]]:
-    """By finished attempt: its number of turns, and its samples, the one with the most trained tokens first."""
-    by_rollout: dict[str, list[Sample]] = {}
-    for sample in fitted(group.samples, _FORM):
-        by_rollout.setdefault(sample.rollout, []).append(sample)
+def finished_attempts(group: Group) -> dict[int, tuple[int, list[Sample]]]:
+    """By finished attempt: its number of turns, and its samples, the one with the most trained tokens first.
+
+    A rollout with nothing to train has a blank sample, so that its reward counts.
+    """
+    samples = samples_by_attempt(group, _FORM)
     found = {}
     for rollout in group.rollouts:
-        samples = sorted(by_rollout.get(rollout.id, ()), key=lambda sample: (-sample.trained_tokens, sample.index))
-        found[rollout.head.attempt] = (len(rollout.turns), samples or [_untrained(group, rollout)])
+        blank = msgspec.structs.replace(blank_sample(rollout.reward), rollout=rollout.id, group=group.id)
+        found[rollout.head.attempt] = (len(rollout.turns), samples[rollout.head.attempt] or [blank])
     return found
-
-
-def _untrained(group: Group, rollout: Rollout) -> Sample:
-    """A blank sample for a rollout with nothing to train, so that its reward counts."""
-    blank = blank_sample(rollout.reward)
-    return msgspec.structs.replace(blank, rollout=rollout.id, group=group.id)
 
 
 def failed_attempt(reward: float | None) -> tuple[int, list[Sample]]:

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from rolltape.records.policy import PRESETS
-from rolltape.records.rollout import ANNOTATION_KINDS, EventKind, annotations_of, parse_annotation
+from rolltape.records.rollout import ANNOTATION_KINDS, Annotations, EventKind, parse_annotation
 from rolltape.records.sample import SUMMARY_RULES, RolloutSummary
 from rolltape.tape.index.database import pack_summary, read_about, select_events, write_about
-from rolltape.tape.index.queries import annotation_events
+from rolltape.tape.index.queries import annotations_at
 from rolltape.tape.index.rows import (
     PART,
     SCORE,
@@ -72,7 +72,7 @@ class Applier:
                 number = self._connection.execute(_insert(tuple(row)), row).lastrowid
                 self._set_head(number, one)
                 if key in with_events:
-                    self._apply(self._events_of(key))
+                    self._apply(select_events(self._connection, "rollout = ? AND try_index = ?", *key))
             if key in news.summaries:
                 self._apply([news.summaries[key]])
 
@@ -227,9 +227,7 @@ class Applier:
 
     def _annotate(self, number: int, key: Key) -> None:
         """Compute the tags and notes of a rollout from all events about them: each builds on the earlier ones."""
-        query = f"SELECT head_tags FROM rollouts WHERE number = {number}"
-        ((launch_tags,),) = self._connection.execute(query).fetchall()
-        held = annotations_of(annotation_events(self._connection, key), msgspec.json.decode(launch_tags))
+        held = annotations_at(self._connection, key) or Annotations()
         self._connection.execute(
             "UPDATE rollouts SET tags = ?, inner_tags = ?, notes = ?, revision = ? WHERE number = ?",
             (text_list(held.rollout_tags), text_list(held.inner_tags), len(held.notes), self.revision, number),
@@ -291,9 +289,6 @@ class Applier:
         summary = msgspec.convert({name: data[name] for name in RolloutSummary.__struct_fields__}, RolloutSummary)
         if all(name in summary.policies and summary.policies[name].key == PRESETS[name].key for name in PRESETS):
             store_summary(self._connection, number, summary, str(data["covers"]), (), self.revision)
-
-    def _events_of(self, key: Key) -> list[StoredEvent]:
-        return select_events(self._connection, "rollout = ? AND try_index = ?", *key)
 
     def _with_events(self) -> set[Key]:
         """The rollouts that are not in the index yet although it has events about them."""

@@ -9,7 +9,6 @@ from typing import NamedTuple, Self
 import msgspec
 
 from rolltape.records.messages import Message
-from rolltape.records.rollout import Rollout
 from rolltape.records.sample import RolloutSummary
 from rolltape.tape.index import search
 from rolltape.tape.index.applying import store_summary
@@ -17,11 +16,10 @@ from rolltape.tape.index.database import read_about, write_about
 from rolltape.tape.index.index import Index
 from rolltape.tape.index.queries import ENDED
 from rolltape.tape.rundir import open_private
-from rolltape.tape.stored import Key
+from rolltape.tape.stored import Key, Summarize
 
 _AT_ONCE = 64  # rollouts in a transaction
 
-Summarize = Callable[[Rollout], RolloutSummary]
 Stop = Callable[[], bool]
 
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import itertools
-import os
 import sqlite3
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -15,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import AmbiguousId, DamagedTapeError, NoSuchRollout
+from rolltape.forking import call_in_child
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
-from rolltape.records.rollout import Annotations, Event, Rollout, RolloutHead, Status, annotations_of
+from rolltape.records.rollout import Annotations, Event, Rollout, RolloutHead, Status
 from rolltape.tape.index.database import IndexFile, read_about, select_events
 from rolltape.tape.index.follower import Follower, Stop
 from rolltape.tape.index.loading import Loader, Located, PartPlace
 from rolltape.tape.index.queries import (
     STATUS,
     Progress,
-    annotation_events,
+    annotations_at,
     annotations_by_hand,
     announced_versions,
     ordered_versions,
@@ -35,7 +34,6 @@ from rolltape.tape.index.rows import ROW_COLUMNS, RolloutRow
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.stored import Key, Problem, StoredEvent, decoded_event
 
-_indexes: "weakref.WeakSet[Index]" = weakref.WeakSet()
 _parents: list[object] = []  # a forked child must not use what its parent opened, not even to close it
 
 STATUS_CODES = {Status.RUNNING: 0, Status.FINISHED: 1, Status.FAILED: 2, Status.LOST: 3}
@@ -63,7 +61,7 @@ class Index:
         self._loader = Loader(sources, location)
         self._lock = threading.RLock()
         self._noticed: dict[Problem, None] = {}
-        _indexes.add(self)
+        call_in_child(self._forget_parents)
 
     def advance(self) -> bool:
         """Index what was written before this call. Return whether anything was new."""
@@ -227,10 +225,10 @@ class Index:
     def annotations(self, key: Key) -> Annotations:
         """The tags and notes of one try of a rollout, those of its turns and tokens included."""
         with self._asking() as connection:
-            row = connection.execute("SELECT head_tags FROM rollouts WHERE id = ? AND try_index = ?", key).fetchone()
-            if row is None:
-                raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
-            return annotations_of(annotation_events(connection, key), msgspec.json.decode(row[0]))
+            found = annotations_at(connection, key)
+        if found is None:
+            raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
+        return found
 
     def annotations_by_hand(self) -> dict[Key, Annotations]:
         """The tags and notes of each rollout and try that has a note, or whose tags were added to or taken from."""
@@ -287,11 +285,6 @@ class Index:
         with self._asking() as connection:
             return int(read_about(connection, "revision", 0))
 
-    def last_activity_ns(self) -> int:
-        """When something was last recorded in the run, as far as it is indexed, or 0."""
-        with self._asking() as connection:
-            return int(read_about(connection, "last_activity_ns", 0))
-
     def problems(self) -> list[Problem]:
         """What the follower could not read, and what could not be read when rollouts were loaded here."""
         with self._asking() as connection:
@@ -320,7 +313,7 @@ class Index:
         with self._lock:
             yield self._file.connection()
 
-    def forget_parents(self) -> None:
+    def _forget_parents(self) -> None:
         """In a forked child: do not use what the parent has opened."""
         self._lock = threading.RLock()
         _parents.append((self._follower, self._loader))
@@ -344,11 +337,3 @@ def _chain(owner: PartPlace, parts: Iterable[dict[str, Any]], epoch: int, there:
 def _some(ids: Iterable[str], count: int) -> str:
     shown = list(itertools.islice(ids, _SHOWN))
     return f"{count} rollouts ({', '.join(shown)}{', …' if count > len(shown) else ''})"
-
-
-def _after_fork() -> None:
-    for index in list(_indexes):
-        index.forget_parents()
-
-
-os.register_at_fork(after_in_child=_after_fork)

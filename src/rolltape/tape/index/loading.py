@@ -252,7 +252,7 @@ def _later_facts(events: Sequence[Event]) -> dict[str, dict[str, object]]:
 
 def _events_of_no_turn(head: RolloutHead, stored: Sequence[StoredSession], events: Sequence[Event]) -> list[Problem]:
     """Events about turns that never existed. A lost turn that was counted is reported as lost elsewhere."""
-    ends = {one.ordinal: max((turn.sequence + 1 for turn in one.turns), default=0) for one in stored}
+    ends = {one.ordinal: one.end for one in stored}
     for event in events:
         if event.kind == EventKind.FINISH:
             for ordinal, count in enumerate(event.data.get("turns", [])):
@@ -278,7 +278,7 @@ def _missing_at_the_end(
         return []
     problems = []
     found = {session.ordinal: session for session in sessions}
-    ends = {one.ordinal: max((turn.sequence + 1 for turn in one.turns), default=0) for one in stored}
+    ends = {one.ordinal: one.end for one in stored}
     for ordinal, count in enumerate(finish.data.get("turns", [])):
         name = found[ordinal].id if ordinal in found else f"{head.id}.{head.try_index}.{ordinal}"
         if ordinal not in ends:

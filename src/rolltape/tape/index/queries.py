@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolltape.records.rollout import ANNOTATION_KINDS, UNGRADED, Annotations, Event, EventKind, annotations_of
+from rolltape.records.rollout import ANNOTATION_KINDS, UNGRADED, Annotations, EventKind, annotations_of
 from rolltape.tape.index.database import read_about, select_events
 from rolltape.tape.journal.file import connected
 from rolltape.tape.rundir import RunDirectory
@@ -74,11 +74,14 @@ def ordered_versions(seen: Collection[str], announced: Collection[str]) -> tuple
     return tuple(reversed(dict.fromkeys(reversed([*dict.fromkeys(seen), *announced]))))
 
 
-def annotation_events(connection: sqlite3.Connection, key: Key) -> list[Event]:
-    """The events that set the tags and notes of a rollout, in order."""
+def annotations_at(connection: sqlite3.Connection, key: Key) -> Annotations | None:
+    """The tags and notes of a rollout, those of its turns and tokens included, or None if there is no such rollout."""
+    row = connection.execute("SELECT head_tags FROM rollouts WHERE id = ? AND try_index = ?", key).fetchone()
+    if row is None:
+        return None
     marks = ", ".join("?" * len(ANNOTATION_KINDS))
     found = select_events(connection, f"rollout = ? AND try_index = ? AND kind IN ({marks})", *key, *ANNOTATION_KINDS)
-    return [one.event for one in found]
+    return annotations_of([one.event for one in found], msgspec.json.decode(row[0]))
 
 
 def annotations_by_hand(
@@ -86,16 +89,9 @@ def annotations_by_hand(
 ) -> dict[Key, Annotations]:
     """The tags and notes of each rollout that has events of these kinds: notes, or tags added and removed by hand."""
     keys = connection.execute(
-        "SELECT DISTINCT e.rollout, e.try_index, head_tags FROM events e JOIN rollouts r "
-        f"ON r.id = e.rollout AND r.try_index = e.try_index WHERE e.kind IN ({', '.join('?' * len(kinds))})",
-        kinds,
+        f"SELECT DISTINCT rollout, try_index FROM events WHERE kind IN ({', '.join('?' * len(kinds))})", kinds
     ).fetchall()
-    return {
-        (rollout, try_index): annotations_of(
-            annotation_events(connection, (rollout, try_index)), msgspec.json.decode(launch_tags)
-        )
-        for rollout, try_index, launch_tags in keys
-    }
+    return {key: held for key in keys if (held := annotations_at(connection, key)) is not None}
 
 
 def note_texts(connection: sqlite3.Connection) -> dict[int, list[str]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rolltape.records.messages import Message, Role, content_text, reasoning_text
+from rolltape.records.messages import Message, Role, call_parts, content_text, reasoning_text
 from rolltape.records.rollout import Rollout
 
 _SHARED_ROLES = (Role.SYSTEM, Role.DEVELOPER)
@@ -168,14 +168,11 @@ def _words(text: str) -> str:
 def searched_text(message: Message) -> str:
     """All text of a message: its thinking, its content, and its calls."""
     value = message.to_dict()
-    parts = [
-        reasoning_text(value),
-        _content_text(value.get("content")),
-    ]
+    parts = [reasoning_text(value), _content_text(value.get("content"))]
     calls = value.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
-        function = call.get("function", call) if isinstance(call, dict) else {"name": call}
-        parts += [_spelled(function.get(name)) for name in ("name", "arguments")] if isinstance(function, dict) else []
+        named = call_parts(call) if isinstance(call, dict) else (call,)
+        parts += [_spelled(one) for one in named if one is not None]
     return "\n".join(parts)
 
 

@@ -15,10 +15,10 @@ import re
 import secrets
 import socket
 import sqlite3
-import weakref
 from pathlib import Path
 
 from rolltape.errors import TapeWriteError
+from rolltape.forking import call_in_child
 from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, private_opener, sync_directory
 
 TABLES = """
@@ -131,9 +131,6 @@ def has_log(journal: Path) -> bool:
     return log.exists() and log.stat().st_size > 0
 
 
-_open_owners: "weakref.WeakSet[Owner]" = weakref.WeakSet()
-
-
 def writer_name() -> str:
     """A name for this process as a writer: host, process and a random part."""
     return f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -169,7 +166,7 @@ class Owner:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise TapeWriteError(f"{self.path}: cannot be written: {error}") from error
-        _open_owners.add(self)
+        call_in_child(self.release)  # flock belongs to the open file, which a fork shares: a dead parent is not "alive"
 
     def note_closing(self, counts: dict[str, int]) -> None:
         """Keep how many rows of each kind the journal has when it is closed in order."""
@@ -205,12 +202,3 @@ def closing_counts(journal: Path) -> dict[str, int] | None:
         return {str(kind): int(count) for kind, count in value["closed"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _release_parents_locks() -> None:
-    for owner in list(_open_owners):
-        owner.release()
-
-
-# flock belongs to the open file, which a fork shares: a child must not keep a dead parent "alive".
-os.register_at_fork(after_in_child=_release_parents_locks)

@@ -109,23 +109,23 @@ class OtherWriters:
 
     def owner(self, key: Key) -> JournalPart | None:
         """The last part of a rollout among all journals, or None if no journal has it."""
-        found = [part for path in self._directory.journal_paths() if (part := self._part(path, key)) is not None]
-        return max(found, key=lambda part: part.head.epoch, default=None)
+        return max(self._parts(key), key=lambda part: part.head.epoch, default=None)
 
     def deliveries(self, key: Key) -> dict[str, Delivery]:
         """What dead writers recorded of the deliveries of a rollout, by turn."""
         found: dict[str, Delivery] = {}
-        parts = [part for path in self._directory.journal_paths() if (part := self._part(path, key)) is not None]
-        for part in sorted(parts, key=lambda part: part.head.epoch):
+        for part in self._parts(key):
             if part.writer != self._own:
                 found |= self.left_open(part.path).deliveries.get(key, {})
         return found
 
-    def _part(self, path: Path, key: Key) -> JournalPart | None:
-        try:
-            return find_part(path, key)
-        except DamagedTapeError:  # a takeover reports it, if it needs that journal
-            return None
+    def _parts(self, key: Key) -> list[JournalPart]:
+        """The parts of a rollout in all journals, in the order of their epochs."""
+        found: list[JournalPart] = []
+        for path in self._directory.journal_paths():
+            with contextlib.suppress(DamagedTapeError):  # a takeover reports it, if it needs that journal
+                found += [part for part in [find_part(path, key)] if part is not None]
+        return sorted(found, key=lambda part: part.head.epoch)
 
     def _journals(self) -> dict[str, Path]:
         changed_ns = self._directory.journals.stat().st_mtime_ns

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rolltape.errors import MisalignedError, RecordError
-from rolltape.records.jsonable import decode_numbers, encode_numbers, plain_scalar, shown
+from rolltape.records.jsonable import decode_numbers, encode_numbers, plain_scalar, shown, valid_text
 from rolltape.records.turn import NO_IDS, Delivery, Ids, LogprobKind, Logprobs, Segment, SideArray, Turn, TurnFlag
 
 E = TypeVar("E", bound=enum.StrEnum)
@@ -75,7 +75,7 @@ def as_text(value: object, where: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise RecordError(f"{where} is {shown(value)}, a {type(value).__name__}; give a text")
-    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return valid_text(value)
 
 
 def is_unicode(text: str) -> bool:
@@ -297,7 +297,9 @@ def as_sampled(fields: TurnFields, token_faithful: bool, where: str) -> Sampled:
     """A reply given as one piece, or as the segments that weight updates cut it into."""
     segments = fields.get("segments")
     if segments is None:
-        ids, logprobs, had_nan = _stretch(fields.get("sampled_ids"), fields.get("logprobs"), token_faithful, where)
+        ids, logprobs, had_nan = _ids_and_logprobs(
+            fields.get("sampled_ids"), fields.get("logprobs"), token_faithful, where
+        )
         version = _versions(fields.get("weight_version"), where)
         return Sampled(ids, logprobs, (Segment(0, len(ids), *version),), had_nan)
     if any(fields.get(name) is not None for name in _SEGMENT_FIELDS):
@@ -312,7 +314,7 @@ def ids_or_none(value: object, token_faithful: bool, where: str) -> Ids:
     return NO_IDS if value is None else as_ids(value, where)
 
 
-def _stretch(
+def _ids_and_logprobs(
     sampled_ids: object, logprobs: object, token_faithful: bool, where: str
 ) -> tuple[Ids, Logprobs | None, bool]:
     """Ids and their logprobs (None if not given), and whether a logprob was NaN."""
@@ -336,7 +338,9 @@ def _joined(segments: Iterable[Mapping[str, Any]], token_faithful: bool, where: 
         place = f"{where}, segment {index}"
         if not isinstance(segment, Mapping) or segment.keys() - _SEGMENT_FIELDS:
             raise RecordError(f"{place}: a segment has sampled_ids, logprobs and weight_version, not {shown(segment)}")
-        own, own_logprobs, nan = _stretch(segment.get("sampled_ids"), segment.get("logprobs"), token_faithful, place)
+        own, own_logprobs, nan = _ids_and_logprobs(
+            segment.get("sampled_ids"), segment.get("logprobs"), token_faithful, place
+        )
         had_nan |= nan
         start = parts[-1].stop if parts else 0
         parts.append(Segment(start, start + len(own), *_versions(segment.get("weight_version"), place)))

@@ -6,23 +6,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from rolltape.errors import ClosedError, DamagedTapeError
-from rolltape.records.rollout import EventKind, Rollout
-from rolltape.records.sample import RolloutSummary
+from rolltape.records.rollout import EventKind
 from rolltape.tape.index.loading import rebuilt
 from rolltape.tape.journal.entries import encode_event
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.journal.writing import Journal
-from rolltape.tape.stored import Key
+from rolltape.tape.stored import Key, Summarize
 
 log = logging.getLogger("rolltape.tape")
-
-Summarize = Callable[[Rollout], RolloutSummary]
 
 _MOST_WAITING = 1_000  # rollouts; readers compute the summaries of further ones
 _CLOSE_S = 2.0  # how long closing a tape waits for summaries that are due

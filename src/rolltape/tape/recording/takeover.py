@@ -124,8 +124,7 @@ def _sealed_part(shards: Sequence[ShardSource], key: Key) -> _SealedPart | None:
     held, sessions = best.rollouts[key], best.load(key)
     for one in found:
         one.source.close()
-    counts = [max((turn.sequence + 1 for turn in one.turns), default=0) for one in sessions]
-    if held.status is None and counts != list(held.counts.turns):
+    if held.status is None and [one.end for one in sessions] != list(held.counts.turns):
         raise DamagedTapeError(
             f"rollout {key[0]} (try {key[1]}): its turns are damaged or were pruned; start another with new_try=True"
         )

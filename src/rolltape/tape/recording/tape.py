@@ -16,13 +16,12 @@ from rolltape.tape.journal.writing import Durability
 from rolltape.tape.recording.annotating import AnnotationOptions, change_note_event, note_event, retag_event
 from rolltape.tape.recording.fields import as_count, as_member, as_settings, as_snapshot, as_text, as_texts, as_version
 from rolltape.tape.recording.rollout import RolloutRecorder, score_data
-from rolltape.tape.recording.summaries import Summarize
 from rolltape.tape.recording.takeover import take_over
 from rolltape.tape.recording.writer import TapeWriter
 from rolltape.tape.run import Run, read
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
-from rolltape.tape.stored import Key
+from rolltape.tape.stored import Key, Summarize
 
 if TYPE_CHECKING:
     from rolltape.groups.stream import GroupOptions, GroupStream
@@ -209,7 +208,7 @@ class Tape:
         terms: Mapping[str, object] | None = None,
         by: str | None = None,
         try_index: int | None = None,
-        turn: str | int | None = None,
+        turn: str | None = None,
     ) -> None:
         """Reward a rollout, or one of its turns, also more than once. The latest reward counts, the history stays.
 
@@ -224,8 +223,7 @@ class Tape:
         data = score_data(reward, terms, where)
         if data is None:
             raise RecordError(f"{where}: no reward; give a number")
-        turn_id = None if turn is None else str(turn)
-        self._writer.encode(NewEvent(EventKind.SCORE, rollout_id, data, by, try_index, turn_id)).append()
+        self._writer.encode(NewEvent(EventKind.SCORE, rollout_id, data, by, try_index, turn)).append()
 
     def tag(self, rollout_id: str, *tags: str, by: str | None = None, try_index: int | None = None) -> None:
         """Set the tags of a rollout, on all its tries or on one. They replace its earlier tags."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rolltape.errors import ClosedError, NoSuchRollout, TakenOverError
+from rolltape.forking import call_in_child
 from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
 from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
@@ -19,12 +20,10 @@ from rolltape.tape.journal.writing import Durability, Journal
 from rolltape.tape.recording.fields import as_count, as_member, as_text
 from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.recording.rollout import RolloutRecorder
-from rolltape.tape.recording.summaries import EndedHere, Summarize, SummaryThread
+from rolltape.tape.recording.summaries import EndedHere, SummaryThread
 from rolltape.tape.run import read
 from rolltape.tape.rundir import RunDirectory
-from rolltape.tape.stored import Key
-
-_writers: "weakref.WeakSet[TapeWriter]" = weakref.WeakSet()
+from rolltape.tape.stored import Key, Summarize
 
 
 class EncodedEvents(NamedTuple):
@@ -50,7 +49,7 @@ class TapeWriter:
         self._open: dict[Key, RolloutRecorder] = {}
         self._closed = False
         self._begin_journal()
-        _writers.add(self)
+        call_in_child(self._leave_to_parent)
 
     def _begin_journal(self) -> None:
         self._journal = Journal(self.directory, self.durability)
@@ -183,7 +182,7 @@ class TapeWriter:
         if turn.sequence >= counts[turn.ordinal]:
             raise NoSuchRollout(f"turn {turn.id}: its session has {counts[turn.ordinal]} turns; give the id of a Turn")
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: forget the parent's rollouts. The first write makes the child's own journal."""
         self.lock = threading.RLock()
         self._open = {}
@@ -197,11 +196,3 @@ def _close(journal: Journal, summaries: SummaryThread | None) -> None:
 
 # SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.
 _parents: list[tuple[Journal, LaunchCheck]] = []
-
-
-def _after_fork() -> None:
-    for writer in list(_writers):
-        writer.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -73,8 +73,9 @@ def prune(
         reasons = {f"{rollout} (try {try_index})": why for (rollout, try_index), why in skipped.items()}
         freed = 0
         if not dry_run:
-            for shard in contents.shards:
-                _remove_replaced(shard.source)
+            for shard in contents.shards:  # what a prune that was cut short has replaced and left there
+                for one in shard.source.manifest.get("replaces", []):
+                    shard.source.place.remove_shard(one)
             freed = sum(_rewritten(shard, wanted, what, reasons) for shard in contents.shards)
         reasons = {one.where: one.what for one in contents.problems() if one.lost} | reasons  # their data may remain
     return PruneReport(
@@ -97,12 +98,6 @@ def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
         held = held or [contents.entries[key].load()]
     turns = (turn for sessions in held for session in sessions for turn in session.turns)
     return any(side_array is None or side_array in turn.side for turn in turns)
-
-
-def _remove_replaced(shard: ShardSource) -> None:
-    """Remove what a prune that was cut short has replaced and left there."""
-    for one in shard.manifest.get("replaces", []):
-        shard.place.remove_shard(one)
 
 
 def _rewritten(

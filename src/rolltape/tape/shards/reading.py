@@ -27,8 +27,6 @@ from rolltape.tape.stored import (
     read_errors,
 )
 
-_STANDINGS = {1: Status.FINISHED, 2: Status.FAILED}
-
 
 class ShardSource:
     """One shard with its manifest."""
@@ -118,21 +116,15 @@ class ShardSource:
     def statuses(self) -> Iterator[tuple[Key, Status | None]]:
         """The rollouts, and how each ended, or None if it has no finish."""
         file = self._file("rollouts")
-        column = next((name for name in ("status", "standing") if name in file.columns), None)
-        finishes = {} if column else self._finishes()
-        for row in file.each(["rollout", "try_index", "writer", *([column] if column else [])]):
-            key = (row["rollout"], row["try_index"])
-            if column == "status":
-                yield key, row["status"] and Status(row["status"])
-            elif column == "standing":  # of version 0.1.0: fixed fields, one of which is the status
-                yield key, _STANDINGS.get(row["standing"][52])
-            else:
-                finish = finishes.get((key, row["writer"]))
-                yield key, None if finish is None else Status(finish.event.data["status"])
-
-    def _finishes(self) -> dict[tuple[Key, str], StoredEvent]:
-        events = (one for _, one in self.numbered_events())
-        return {(one.about.key, one.writer): one for one in events if one.about.kind == EventKind.FINISH}
+        if "status" in file.columns:
+            for row in file.each(["rollout", "try_index", "status"]):
+                yield (row["rollout"], row["try_index"]), row["status"] and Status(row["status"])
+            return
+        events = (one for _, one in self.numbered_events())  # of version 0.1.0
+        finishes = {(one.about.key, one.writer): one for one in events if one.about.kind == EventKind.FINISH}
+        for key, (_, writer) in self.keys().items():
+            finish = finishes.get((key, writer))
+            yield key, None if finish is None else Status(finish.event.data["status"])
 
     def _loaded(self, row: dict[str, Any]) -> list[StoredSession]:
         sides = self._side_arrays(row["side_start"], row["side_stop"])

@@ -18,17 +18,14 @@ from typing import Any, Self
 import numpy as np
 
 from rolltape.errors import TapeWriteError
-from rolltape.extras import arrow_errors, numpy_dtype, pa, pq
-from rolltape.records.turn import NO_IDS
+from rolltape.extras import arrow_errors, number_lists, pa, pq
 from rolltape.tape.rundir import SCHEMA, Place
 from rolltape.tape.stored import HeldRollout, StoredEvent, StoredSession, StoredTurn
 
 MANIFEST = "MANIFEST.json"
 
 # Ids and logprobs compress best with their bytes split by position.
-_SPLIT = {
-    "turns": ["new_ids", "sampled_ids", "logprobs", "logprobs_wide"],
-}
+_SPLIT = [f"{column}.list.element" for column in ("new_ids", "sampled_ids", "logprobs", "logprobs_wide")]  # of turns
 _GROUP_BYTES = 2 << 20  # of content in a row group: loading a rollout may read this much more than it needs
 
 
@@ -84,7 +81,7 @@ def _schemas() -> dict[str, Any]:
     return {table: pa.schema(fields) for table, fields in columns.items()}
 
 
-class _ShardColumn:
+class _ShardTable:
     """The rows of one table, gathered into row groups."""
 
     def __init__(self, place: Place, shard: str, table: str) -> None:
@@ -93,14 +90,13 @@ class _ShardColumn:
         self._table = table
         self._schema = _schemas()[table]
         self._handle = place.open("wb", "shards", shard, self.name)
-        split = [f"{column}.list.element" for column in _SPLIT.get(table, [])]
         self._writer = pq.ParquetWriter(
             self._handle,
             self._schema,
             compression="zstd",
             compression_level=3,
             use_dictionary=False,
-            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
+            column_encoding=dict.fromkeys(_SPLIT, "BYTE_STREAM_SPLIT") if table == "turns" else None,
             write_statistics=False,
             write_page_checksum=True,
         )
@@ -130,18 +126,10 @@ class _ShardColumn:
 
 
 def _arrow(values: Sequence[Any], kind: Any) -> Any:
-    """Rows as an Arrow column; arrays of numbers are joined without visiting each number."""
-    if not (pa.types.is_list(kind) and any(isinstance(value, np.ndarray) for value in values)):
-        return pa.array(values, kind)
-    lengths = [0 if value is None else len(value) for value in values]
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    flat = np.concatenate([NO_IDS if value is None else value for value in values] or [NO_IDS])
-    absent = np.array([value is None for value in values])
-    mask = pa.array(absent) if absent.any() else None
-    numbers = pa.array(flat.astype(numpy_dtype(kind.value_type), copy=False), kind.value_type)
-    of_arrays: Any = pa.ListArray.from_arrays
-    return of_arrays(pa.array(offsets), numbers, type=kind, mask=mask)
+    """Rows as an Arrow column."""
+    if pa.types.is_list(kind) and any(isinstance(value, np.ndarray) for value in values):
+        return number_lists(values, kind)
+    return pa.array(values, kind)
 
 
 class ShardWriter:
@@ -154,7 +142,7 @@ class ShardWriter:
         self.content_bytes = 0
         self.latest_ns = 0  # of its events
         self._contents: dict[bytes, int] = {}
-        self._tables = {table: _ShardColumn(place, shard, table) for table in _schemas()}
+        self._tables = {table: _ShardTable(place, shard, table) for table in _schemas()}
 
     def __enter__(self) -> Self:
         return self

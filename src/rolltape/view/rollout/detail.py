@@ -1,5 +1,6 @@
 """Answers about one rollout: turns, branches, forks, samples and ledger; its raw records; two policies compared."""
 
+import math
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -14,9 +15,9 @@ from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.sample import Fate, Span
 from rolltape.records.turn import Turn
 from rolltape.samples import Linearized, linearize
+from rolltape.samples.claims import LinearizedSession
 from rolltape.samples.compare import Comparison
 from rolltape.samples.facts import seconds_of
-from rolltape.samples.linearize import LinearizedSession
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.traces import trace_of
 from rolltape.tree import PlacedTurn, Tree
@@ -244,4 +245,4 @@ def _raw_turn(turn: Turn) -> dict[str, Any]:
 
 
 def _to_ns(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1e9)
+    return int(seconds * 1e9) if seconds is not None and math.isfinite(seconds * 1e9) else None

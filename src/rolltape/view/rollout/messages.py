@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rolltape.records.messages import Message, content_text
+from rolltape.records.messages import Message, call_parts, content_text, reasoning_text
 from rolltape.view.rollout.images import find_images
 
 LONGEST_TEXT = 200_000  # characters
@@ -39,13 +39,13 @@ def render_message(message: Message, longest: int = LONGEST_TEXT) -> dict[str, A
     content, given = value.get("content"), value.get("tool_calls")
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     shown["text"] += "".join(content_text(part.get("content")) for part in parts if part.get("type") == "tool_result")
-    reasoning = content_text(value.get("reasoning_content") or value.get("reasoning"))
+    reasoning = reasoning_text(value)
     reasoning = reasoning or "".join(part["thinking"] for part in parts if isinstance(part.get("thinking"), str))
     if reasoning:
         shown["reasoning"] = reasoning
     calls = [
         *(given if isinstance(given, list) else ()),
-        *({**part, "arguments": part.get("input")} for part in parts if part.get("type") == "tool_use"),
+        *(part for part in parts if part.get("type") == "tool_use"),
     ]
     if calls:
         shown["tool_calls"] = [_render_call(call) for call in calls]
@@ -75,9 +75,7 @@ def _holds_more(value: dict[str, Any]) -> bool:
 def _render_call(call: object) -> dict[str, Any]:
     if not isinstance(call, dict):
         return {"id": None, "name": str(call), "arguments": None}
-    function = call.get("function")
-    source = function if isinstance(function, dict) else call
-    name, arguments = source.get("name"), source.get("arguments")
+    name, arguments = call_parts(call)
     if isinstance(arguments, str) and len(arguments) > LONGEST_TEXT:
         arguments = arguments[:LONGEST_TEXT] + "…"
     return {"id": call.get("id"), "name": name if isinstance(name, str) else "", "arguments": arguments}

@@ -36,7 +36,7 @@ class RolloutAnswers(RunAnswers):
 
     def __init__(self, run: ServedRun) -> None:
         super().__init__(run)
-        self._spellings = Spellings(run.location)
+        self._spellings = Spellings()
         self._lock = threading.Lock()  # for loading, and for the cached rollouts
         self._held: dict[tuple[int, int], Rollout] = {}
         self._missing: dict[Key, list[str]] = {}  # of loaded rollouts: their unreadable parts

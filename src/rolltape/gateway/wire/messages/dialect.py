@@ -10,6 +10,7 @@ from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.wire.fields import SIGNATURE, event, key_in, with_headers
 from rolltape.gateway.wire.messages.request import MESSAGE_PREFIX, read_counting, read_request
 from rolltape.gateway.wire.protocol import NO_HEADERS, Answers, Route
+from rolltape.records.jsonable import valid_text
 from rolltape.records.messages import content_text
 from rolltape.records.turn import Finish
 
@@ -142,7 +143,7 @@ class MessageStream:
         if self._open != kind:
             events = [self._closed(), self._started(empty)]
             self._open = kind
-        return b"".join([*events, *self._deltas(f"{kind}_delta", kind, _valid(piece))])
+        return b"".join([*events, *self._deltas(f"{kind}_delta", kind, valid_text(piece))])
 
     def _call(self, block: dict[str, Any]) -> bytes:
         self._open = "tool_use"
@@ -220,9 +221,9 @@ def _usage(turn: "GatewayTurn") -> dict[str, Any]:
 def _blocks(turn: "GatewayTurn") -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if thinking := turn.message.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": _valid(thinking), "signature": SIGNATURE + turn.id})
+        blocks.append({"type": "thinking", "thinking": valid_text(thinking), "signature": SIGNATURE + turn.id})
     if text := content_text(turn.message.get("content")):
-        blocks.append({"type": "text", "text": _valid(text)})
+        blocks.append({"type": "text", "text": valid_text(text)})
     return blocks + _calls(turn)
 
 
@@ -233,15 +234,10 @@ def _calls(turn: "GatewayTurn") -> list[dict[str, Any]]:
             "type": "tool_use",
             "id": call["id"],
             "name": call["function"]["name"],
-            "input": _input(_valid(call["function"]["arguments"])),
+            "input": _input(valid_text(call["function"]["arguments"])),
         }
         for call in calls
     ]
-
-
-def _valid(text: str) -> str:
-    """Text as on the tape: invalid Unicode is replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _input(arguments: str) -> msgspec.Raw:
@@ -256,7 +252,7 @@ def _input(arguments: str) -> msgspec.Raw:
 
 
 def _error(status: int, message: str, code: str | None) -> dict[str, Any]:
-    error: dict[str, Any] = {"type": _ERRORS.get(status, "api_error"), "message": _valid(message)}
+    error: dict[str, Any] = {"type": _ERRORS.get(status, "api_error"), "message": valid_text(message)}
     if code in _THREAD_ERRORS:
         error["details"] = {"error_code": _THREAD_ERRORS[code]}
     return {"type": "error", "error": error}
