@@ -1,5 +1,6 @@
 """Limits at which a collection begins no more work: its spending, and the number of groups that is enough."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 
@@ -80,5 +81,6 @@ class EnoughGroups:
     def _add(self, group: _Group, attempt: int, reward: float | None) -> None:
         rewards = self._rewards.setdefault(group, {})
         rewards[attempt] = reward
-        if len(rewards) >= self._size and len({one for one in rewards.values() if one is not None}) > 1:
+        finite = {one for one in rewards.values() if one is not None and math.isfinite(one)}  # others have no advantage
+        if len(rewards) >= self._size and len(finite) > 1:
             self._counted.add(group)
