@@ -12,7 +12,7 @@ from rolltape.cli.screen import note, plural, tracked
 from rolltape.errors import LedgerError, RecordError, RolltapeError, TapeError, UsageError
 from rolltape.records.ids import is_sample_id_of_0_1, last_turn_of, names_sample
 from rolltape.records.policy import PRESETS, Credit, CutPolicy
-from rolltape.records.rollout import Rollout, Status
+from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.samples import Linearized, counted_tries, linearize_under
 from rolltape.samples.linearize import linearize_each, samples_of_rollouts
@@ -187,9 +187,8 @@ def samples_named(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str
     policies = [policy, *PRESETS.values()]
     if is_sample_id_of_0_1(sample_id):
         policies.sort(key=lambda one: not sample_id.partition("@")[2].startswith(f"{one.name}-"))
-    running = rollout.status is Status.RUNNING
     seen: set[str] = set()
-    for made in linearize_under(rollout, policies, versions=tape.versions(), as_if_finished=running):
+    for made in linearize_under(rollout, policies, versions=tape.versions(), as_if_finished=True):
         for outline in made.outlines:
             if outline.id not in seen and names_sample(sample_id, outline.id):
                 seen.add(outline.id)
