@@ -222,11 +222,11 @@ class EngineOptions:
         engine_option("--engine ENGINE", f"One of {ENGINE_SPELLINGS}; repeatable (default: tiny)."),
     ] = None
     engine_key: EngineKeyOption = None
-    served_model_name: Annotated[
+    model_name: Annotated[
         str | None,
         engine_option("--served-model-name NAME", "Model name for agents and in records (default: the engine's)."),
     ] = None
-    logprobs: Annotated[
+    logprob_kind: Annotated[
         LogprobKind | None,
         engine_option(
             "--logprobs KIND",
