@@ -84,8 +84,8 @@ class RolloutResult(NamedTuple):
 OnResults = Callable[[list[RolloutResult]], None]
 
 
-def earlier_result(rollout: Rollout, task_index: int, seat: str, *, with_record: bool) -> RolloutResult:
-    """The result of a rollout that ended in an earlier process, from the tape."""
+def ended_result(rollout: Rollout, task_index: int, seat: str, *, with_record: bool, **more: Any) -> RolloutResult:
+    """The result of a rollout that has ended. `more` are the fields that the tape does not have."""
     return RolloutResult.of(
         rollout.head,
         task_index,
@@ -97,7 +97,7 @@ def earlier_result(rollout: Rollout, task_index: int, seat: str, *, with_record:
         turns=len(rollout.turns),
         sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
         record=build_record(rollout) if with_record else None,
-        before=True,
+        **more,
     )
 
 
