@@ -199,6 +199,10 @@ class JudgeOptions:
         judge_option("--score-timeout SECONDS", "Maximum time per call of an environment, checker, or judge function."),
     ] = 300.0
 
+    def judge_flags(self) -> dict[str, object]:
+        """The flags of the judge, with their values."""
+        return {flag_of(name): value for name, value in vars(self).items() if name.startswith("judge_")}
+
     def judge(self) -> "Judge | None":
         """The judge that the flags describe, or None."""
         from rolltape.collect.environments.judge import Judge

@@ -19,7 +19,7 @@ from rolltape.cli.options import (
     engine_option,
     require_url,
 )
-from rolltape.cli.parameters import option
+from rolltape.cli.parameters import flag_of, given_flags, option
 from rolltape.cli.screen import arrow, plural, print_hanging, print_json, print_line
 from rolltape.errors import UsageError
 from rolltape.gateway.engines import ENGINE_SPELLINGS
@@ -41,6 +41,7 @@ _GATEWAY = {
     "warning": "some agents can work with this gateway, or all at a cost",
     "ok": "agents can work with this gateway",
 }
+_WITH_DEFAULTS = ("engine_key", "agent_timeout_s")  # options that may have a value although no flag is given
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,13 @@ def doctor(
     from rolltape.doctor import Stack, check_gateway, diagnose
 
     if gateway is not None:
-        if parts.engine or parts.model or parts.agent:
-            raise UsageError("--gateway: a gateway is checked alone; leave out --engine, --model, and --agent")
+        of_stack = {flag_of(name): value for name, value in vars(parts).items() if name not in _WITH_DEFAULTS}
+        if given := given_flags(of_stack):
+            raise UsageError(f"--gateway: a gateway is checked alone; leave out {' and '.join(given)}")
         require_url("--gateway", gateway)
         return _report(check_gateway(gateway, key=key, model=gateway_model), _GATEWAY, as_json)
+    if gateway_model is not None:
+        raise UsageError("--gateway-model needs --gateway")
     if parts.engine is None and parts.model is None and parts.agent is None:
         raise UsageError("nothing to check: give --engine, --model, --agent, or --gateway")
     if parts.engine is not None and "://" in parts.engine and parts.model is None:
