@@ -75,7 +75,6 @@ class SelectedRollouts:
             raise UsageError("--try: name the ROLLOUT whose try is meant")
         self.opened = opened
         self._at: str | None = None
-        self._step, self._task = only.step, only.task
         rows = opened.rows
         if one.rollout is not None:
             rows = _tries(opened, one.rollout, one.try_index)
@@ -89,22 +88,12 @@ class SelectedRollouts:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Rollout]:
-        if len(self.rows) == 1:
-            self._at = self.rows[0].id
-            yield self.opened.run.rollout(self._at, try_index=self.rows[0].try_index)
-            return
         wanted = {row.key for row in self.rows}
-        rollouts = self.opened.run.rollouts(step=self._step, task_id=self._task)
-        # The reader follows the order of the index, so the next id is the one that fails if loading fails.
-        loading = (
-            row.id for row in self.opened.rows if self._step in (None, row.step) and self._task in (None, row.task_id)
-        )
-        self._at = next(loading, None)
-        for rollout in rollouts:
-            if rollout.key in wanted:
-                self._at = rollout.id
-                yield rollout
-            self._at = next(loading, None)
+        keys = [row.key for row in self.opened.rows if row.key in wanted]  # in the order of their start
+        loading = self.opened.run.load_each(keys)
+        for rollout_id, _ in keys:
+            self._at = rollout_id  # also if loading it fails
+            yield next(loading)
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
