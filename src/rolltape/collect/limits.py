@@ -8,6 +8,7 @@ from rolltape.collect.plan import RolloutIdentity, seat_agent
 from rolltape.collect.results import RolloutResult, Usage, task_label, usage_of
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Status
+from rolltape.records.wording import plural
 from rolltape.tape.run import Run
 
 _Group = tuple[str, str | None]  # task and agent
@@ -75,8 +76,7 @@ class EnoughGroups:
         count = len(self._counted)
         if self._wanted is None or count < self._wanted:
             return None
-        groups = "1 group" if count == 1 else f"{count:,} groups"
-        return f"rewards differ in {groups}, and --enough-groups is {self._wanted:,}"
+        return f"rewards differ in {plural(count, 'group')}, and --enough-groups is {self._wanted:,}"
 
     def _add(self, group: _Group, attempt: int, reward: float | None) -> None:
         rewards = self._rewards.setdefault(group, {})

@@ -11,6 +11,7 @@ from rolltape.collect.records import CollectedRecord, build_record
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import UNGRADED, Rollout, RolloutHead, Status, StopReason
 from rolltape.records.turn import Turn
+from rolltape.records.wording import SHORT_ID
 from rolltape.tape.run import RolloutRow
 
 _PRICED_TOKENS = 1_000_000
@@ -103,4 +104,4 @@ def ended_result(rollout: Rollout, task_index: int, seat: str, *, with_record: b
 
 def task_label(head: RolloutHead | RolloutRow) -> str:
     """A task's name for people: its id, else the beginning of its group's id."""
-    return head.task_id or head.group[:8]
+    return head.task_id or head.group[:SHORT_ID]

@@ -154,7 +154,7 @@ def export(
             )
             written = _write_for_framework(form, selected.samples(policy, credit), out, choices)
     if out != "-":
-        note(f"{written:,} {what if written != 1 else what[:-1]} written to {out}")
+        note(f"{plural(written, what[:-1])} written to {out}")
     return report_problems(tape)
 
 
