@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import rolltape
 from commands import Cli, rows
 from rolltape.records.rollout import Rollout
 from rolltape.tape.index.index import Index
@@ -71,6 +72,20 @@ def test_a_rollout_that_cannot_be_loaded_is_named(cli: Cli, run: Path, rollout_i
     assert result.code == 3
     assert result.err.startswith(f"rolltape: rollout {rollout_id}: ValueError: no such thing")
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("unloadable")
+@pytest.mark.parametrize("command", [["samples"], ["ledger"], ["export", "--what", "turns"]], ids=" ".join)
+def test_only_rollouts_that_the_filters_select_are_loaded(
+    cli: Cli, run: Path, rollout_id: str, command: list[str]
+) -> None:
+    with rolltape.open(run) as tape, tape.rollout(task_id="t", step=1, attempt=2) as third:
+        third.finish(reward=0.0)
+    for row in rows(cli("ls", run, "--json")):
+        if row["rollout"] != rollout_id:
+            assert cli("tag", run, row["rollout"], "chosen").code == 0
+    result = cli(command[0], run, *command[1:], "--tag", "chosen")
+    assert (result.code, result.err) == (0, "")
 
 
 @pytest.mark.usefixtures("unworkable")

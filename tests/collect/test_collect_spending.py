@@ -1,6 +1,7 @@
 """Limits of what a collection may spend: no attempt begins above them, those that run end, and it can be resumed."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from collect.fake_judge import FakeJudge, Says, in_turn
 from collecting import SUMS, by, collected, finished_per_task, instant, rollouts, task_file
 from commands import Cli
 from rolltape.collect.collector import Collector
+from rolltape.collect.limits import EnoughGroups
+from rolltape.collect.plan import RolloutIdentity
 from rolltape.collect.results import RolloutResult
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import CollectError
@@ -206,3 +209,18 @@ async def test_no_task_begins_once_enough_groups_have_rewards_that_differ(tmp_pa
         more = await collect_within(source, run, resume=True, enough_groups=3, **how)
     assert more.enough is None, "all tasks are done"
     assert finished_per_task(run) == {task["id"]: 2 for task in SUMS}
+
+
+def test_rewards_that_are_not_finite_do_not_count_as_rewards_that_differ() -> None:
+    """Such a group has no advantages, as `rolltape filter --no-spread` says."""
+    settings = CollectSettings(source="sums", group_size=2, enough_groups=1)
+    groups = EnoughGroups(settings, RolloutIdentity("exp", 0, "tiny", "chat"))
+    for task, rewards in (("a", [1.0, math.nan]), ("b", [math.nan, float("nan")]), ("c", [math.inf, 0.0])):
+        groups.add([_ended(task, attempt, reward) for attempt, reward in enumerate(rewards)])
+    assert groups.explain() is None
+    groups.add([_ended("d", attempt, reward) for attempt, reward in enumerate([1.0, 0.0])])
+    assert groups.explain() == "rewards differ in 1 group, and --enough-groups is 1"
+
+
+def _ended(task: str, attempt: int, reward: float) -> RolloutResult:
+    return RolloutResult(f"{task}{attempt}", 0, 0, task, attempt, "agent", Status.FINISHED, None, reward=reward)

@@ -8,7 +8,7 @@ import pytest
 
 from collecting import SUMS, instant, task_file
 from commands import on_terminal
-from rolltape.cli.record.collect_progress import figure_texts, fold
+from rolltape.cli.record.collect_progress import figure_texts, fold, print_report
 from rolltape.cli.record.collect_run import warnings_to
 from rolltape.collect.collector import Launch
 from rolltape.collect.results import RolloutResult
@@ -73,6 +73,13 @@ def test_a_line_says_done_running_failed_reward_and_speed() -> None:
         "1,002 of 1,200 done, 32 running, 1 failed, mean reward 0.5, 1,234 tokens/s, 1 h 2 min left"
     )
     assert figures.left == 197
+
+
+def test_the_commands_of_a_report_can_be_pasted_if_the_run_has_a_space_in_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_report(tally_of(result(0), launch=Launch(1, 1, 0, 0)), Path("my runs/a"), 3, whole=True)
+    assert "rolltape ls 'my runs/a' --step 3" in capsys.readouterr().out
 
 
 def test_time_left_is_not_guessed_before_as_many_have_ended_as_run() -> None:

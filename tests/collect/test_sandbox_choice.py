@@ -102,8 +102,8 @@ def test_an_agent_that_is_a_function_is_trusted_and_the_chat_agent_needs_no_sand
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--sandbox", "jail"), "--sandbox jail: unknown; use auto, bwrap, podman, docker, none"),
-        (("--sandbox-network", "all"), "--sandbox-network all: unknown; use none, gateway, bridge, host"),
+        (("--sandbox", "jail"), "'--sandbox': 'jail' is not one of 'auto', 'bwrap', 'podman', 'docker', 'none'"),
+        (("--sandbox-network", "all"), "'--sandbox-network': 'all' is not one of 'none', 'gateway', 'bridge', 'host'"),
         (("--pass-env", "NO_SUCH_VARIABLE"), "--pass-env NO_SUCH_VARIABLE: this variable is not set"),
         (("--sandbox-read", "/no/such"), "--sandbox-read /no/such: there is no such file or folder"),
     ],

@@ -54,7 +54,12 @@ def test_json_has_one_object_per_check_with_its_figures(cli: Cli) -> None:
         (["--engine", "nothing"], "'nothing' names no engine"),
         (["--agent", "nobody"], "there is no agent 'nobody'"),
         (["--gateway", "127.0.0.1:9"], "--gateway 127.0.0.1:9: not a URL"),
-        (["--gateway", "http://127.0.0.1:9", "--agent", "chat"], "--gateway: a gateway is checked alone"),
+        (
+            ["--gateway", "http://127.0.0.1:9", "--agent", "chat"],
+            "--gateway: a gateway is checked alone; leave out --agent",
+        ),
+        (["--gateway", "http://127.0.0.1:9", "--renderer", "qwen3"], "checked alone; leave out --renderer"),
+        (["--engine", "tiny", "--gateway-model", "m"], "--gateway-model needs --gateway"),
     ],
 )
 def test_what_cannot_be_checked_is_wrong_usage(cli: Cli, arguments: list[str], said: str) -> None:

@@ -108,7 +108,7 @@ async def test_what_was_sampled_while_the_loop_was_busy_is_told_at_once() -> Non
 
     def wait_for_the_engine() -> None:
         (request,) = engine.engine._known.values()
-        while len(request.ids) < 10:
+        while len(request.sampled) < 10:
             time.sleep(0.001)
 
     told = SampledChunks(wait_for_the_engine)

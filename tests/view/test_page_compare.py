@@ -6,7 +6,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import rolltape
-from browser import browser_page
 from compared_runs import record_compared
 from viewed import ask, page_over, serious_findings
 
@@ -40,10 +39,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(address: str) -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        page.goto(address)
-        yield page
+def page(page: Page, address: str) -> Page:
+    page.goto(address)
+    return page
 
 
 def _tasks(page: Page) -> list[str]:

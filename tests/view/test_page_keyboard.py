@@ -7,7 +7,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import rolltape
-from browser import browser_page
 from taped import record_session
 from viewed import ask, page_over
 
@@ -25,11 +24,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(address: str) -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        page.goto(f"{address}/exp")
-        page.locator(".figures").wait_for()
-        yield page
+def page(page: Page, address: str) -> Page:
+    page.goto(f"{address}/exp")
+    page.locator(".figures").wait_for()
+    return page
 
 
 def reward(page: Page) -> str:

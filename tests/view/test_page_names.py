@@ -6,7 +6,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import rolltape
-from browser import browser_page
 from taped import first_turn
 from viewed import ask, page_over
 
@@ -25,12 +24,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         tape.rollout(task_id="broken").fail(REASON)
     with page_over(run) as address:
         yield address
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        yield page
 
 
 def _open(page: Page, address: str, task: str) -> None:

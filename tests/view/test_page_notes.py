@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import rolltape
-from browser import browser_page
 from rolltape.cli import run as rolltape_command
 from rolltape.view.static import StaticPages
 from taped import first_turn, next_turn
@@ -30,10 +29,9 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        page.on("dialog", lambda dialog: pytest.fail(f"a text was run: {dialog.message}"))
-        yield page
+def page(page: Page) -> Page:
+    page.on("dialog", lambda dialog: pytest.fail(f"a text was run: {dialog.message}"))
+    return page
 
 
 @contextmanager

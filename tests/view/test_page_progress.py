@@ -9,18 +9,11 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 import rolltape
-from browser import browser_page
 from taped import first_turn
 from viewed import ask, page_over
 
 _HALF_WAY = {"indexed": 8_000, "total": 20_000, "summarized": 0, "searchable": 0}
 _INDEXED = {"indexed": 20_000, "total": 20_000, "summarized": 5_000, "searchable": 5_000}
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        yield page
 
 
 @pytest.fixture

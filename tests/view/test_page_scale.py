@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 import made_up_view
-from browser import browser_page
 from taped import record_run
 from viewed import ask, ask_bytes, page_over
 
@@ -25,12 +24,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     record_run(run, rollouts=1)
     with page_over(run) as address:
         yield address
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        yield page
 
 
 def test_made_up_answers_say_what_the_server_says(address: str) -> None:

@@ -1,25 +1,16 @@
 """A server that goes away and comes back, a run that vanishes, and one that asks for a key."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.sync_api import Page, expect
 
 import rolltape
-from browser import browser_page
 from taped import record_session
 from viewed import page_over
 
 _SOON_MS = 30_000
-
-
-@pytest.fixture
-def page() -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        yield page
 
 
 def add(run: Path, reward: float) -> None:

@@ -39,10 +39,9 @@ def address(run: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(address: str) -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        page.goto(f"{address}/exp")
-        yield page
+def page(page: Page, address: str) -> Page:
+    page.goto(f"{address}/exp")
+    return page
 
 
 def _tasks(page: Page) -> list[str]:

@@ -97,7 +97,7 @@ def test_the_most_likely_tokens_of_a_sample_and_of_a_turn_are_those_that_the_eng
     with answers_for(run) as answers:
         row = answers.row(sample.rollout, None)
         turn = sample.spans[-1].turn
-        for packed in (answers.tokens(row, 0, None)(), answers.turn_tokens(row, turn)()):
+        for packed in (answers.shown(row).tokens(0, None), answers.shown(row).turn_tokens(turn)):
             header, columns = unpacked(packed)
             assert header["top"] == 3
             ids = columns["top_ids"].reshape(-1, 3)

@@ -7,7 +7,6 @@ import torch
 from playwright.sync_api import Page, expect
 
 import rolltape
-from browser import browser_page
 from rolltape.records.policy import Advantage
 from rolltape.tokens import Dppo
 from taped import first_turn, next_turn
@@ -52,11 +51,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(address: str) -> Iterator[Page]:
-    with browser_page(width=1400, height=900) as page:
-        page.goto(f"{address}/exp")
-        page.locator(".figures").wait_for()
-        yield page
+def page(page: Page, address: str) -> Page:
+    page.goto(f"{address}/exp")
+    page.locator(".figures").wait_for()
+    return page
 
 
 def test_the_worst_rollout_and_why_are_two_clicks_away(page: Page, address: str) -> None:

@@ -76,12 +76,12 @@ def _check_overview(run: rolltape.Run, answers: RolloutAnswers) -> None:
 
 def _check_rollout(run: rolltape.Run, answers: RolloutAnswers, rollout: Rollout) -> None:
     row = answers.row(rollout.id, str(rollout.head.try_index))
-    assert spelled(answers._loader(row)()) == spelled(rollout)
+    assert spelled(answers.shown(row).rollout) == spelled(rollout)
     for name, policy in PRESETS.items():
         advantage = advantages_of(run.index(), Credit().advantage)[rollout.key]
         linearized = rolltape.linearize(rollout, policy, versions=run.versions())
         samples = list(linearized.samples(advantage))
-        detail = answers.rollout(row, name)()
+        detail = answers.shown(row).detail(name)
         assert detail["ledger"] == {fate.value: tokens for fate, tokens in linearized.ledger.totals().items()}
         assert [_brief(sample) for sample in samples] == [
             {name: shown[name] for name in _brief_names} for shown in detail["samples"]
@@ -91,8 +91,8 @@ def _check_rollout(run: rolltape.Run, answers: RolloutAnswers, rollout: Rollout)
             (fork.turn, fork.departs_from, fork.cause.value) for fork in linearized.forks
         ]
         for sample in samples:
-            _check_tokens(answers.tokens(row, sample.index, name)(), sample)
-    _check_conversations(rollout, answers.rollout(row, None)())
+            _check_tokens(answers.shown(row).tokens(sample.index, name), sample)
+    _check_conversations(rollout, answers.shown(row).detail(None))
 
 
 _brief_names = ("id", "index", "session", "tokens", "trained", "reward", "advantage", "loss_weight", "truncated")
@@ -138,7 +138,7 @@ def test_the_tokens_of_a_turn_are_its_prompt_and_reply(tmp_path: Path) -> None:
     with answers_for(tmp_path / "run") as answers:
         row = answers.row(rollout_id, None)
         for turn in rollout.turns:
-            header, columns = unpacked(answers.turn_tokens(row, turn.id)())
+            header, columns = unpacked(answers.shown(row).turn_tokens(turn.id))
             np.testing.assert_array_equal(columns["ids"], turn.tokens.to_numpy())
             reply = columns["logprob"][len(turn.prompt_tokens) :]
             assert turn.logprobs is not None
@@ -168,7 +168,7 @@ def test_a_comparison_tells_the_fates_of_every_turn_under_both_policies(tmp_path
     (rollout_id, *_) = record_run(tmp_path / "run")
     rollout = rolltape.read(tmp_path / "run").rollout(rollout_id)
     with answers_for(tmp_path / "run") as answers:
-        told = answers.compare(answers.row(rollout_id, None), "exact", "slime")()
+        told = answers.shown(answers.row(rollout_id, None)).compare("exact", "slime")
     assert [turn["turn"] for turn in told["turns"]] == [turn.id for turn in rollout.turns]
     for side, policy in (("left", "exact"), ("right", "slime")):
         totals = Counter[str]()
@@ -186,7 +186,7 @@ def test_samples_whose_spans_are_left_out_say_so(tmp_path: Path, monkeypatch: py
             first_turn(rollout.session())
         rollout.finish(reward=1.0)
     with answers_for(tmp_path / "run") as answers:
-        (first, second) = answers.compare(answers.row(rollout.id, None), None, None)()["left"]["samples"]
+        (first, second) = answers.shown(answers.row(rollout.id, None)).compare(None, None)["left"]["samples"]
     assert [span["origin"] for span in first["spans"]] == ["prompt", "sampled"]
     assert second["spans"] is None  # the page draws it from its counts
 
@@ -201,9 +201,9 @@ def test_the_try_that_counts_is_shown_unless_another_is_named(tmp_path: Path) ->
                 else:
                     rollout.finish(reward=reward)
     with answers_for(tmp_path / "run") as answers:
-        told = answers.rollout(answers.row(rollout.id, None), None)()
+        told = answers.shown(answers.row(rollout.id, None)).detail(None)
         assert (told["row"]["try"], told["row"]["reward"], told["tries"]) == (0, 0.5, [0, 1])
-        assert answers.rollout(answers.row(rollout.id, "1"), None)()["row"]["status"] == "failed"
+        assert answers.shown(answers.row(rollout.id, "1")).detail(None)["row"]["status"] == "failed"
         assert [one["try"] for one in answers.group(told["row"]["group"])()["rollouts"]] == [0]
 
 
@@ -223,7 +223,7 @@ def test_thinking_calls_and_results_that_are_parts_of_a_message_are_told_apart(t
         rollout.finish(reward=1.0)
     with answers_for(tmp_path / "run") as answers:
         group = answers.table({}, None)["rows"][0]["group"]
-        turns = answers.rollout(0, None)()["sessions"][0]["turns"]
+        turns = answers.shown(0).detail(None)["sessions"][0]["turns"]
         assert answers.group(group[:6])()["group"] == group
         with pytest.raises(rolltape.RolltapeError, match="holds no group"):
             answers.group("elsewhere")

@@ -11,7 +11,7 @@ import pytest
 
 import rolltape
 from rolltape.errors import NoAnswer
-from rolltape.view.run.lengths import build_histogram
+from rolltape.view.run.overview import build_histogram
 from rolltape.view.run.run_answers import RunAnswers
 from stepped_runs import EDITED, LONE, SHORT, TRUNCATED, record_stepped
 from viewing import answers_for

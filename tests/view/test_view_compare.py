@@ -71,6 +71,12 @@ def test_two_runs_are_compared_task_by_task(compared: Compared) -> None:
     assert (told["only_a"], told["only_b"], told["unrewarded"], told["tasks"]) == (1, 1, 1, len(REWARDS))
 
 
+@pytest.mark.parametrize(("tasks", "named"), [(1, "the one task"), (2, "each of the 2 tasks")])
+def test_sides_that_are_equal_are_said_to_be(tasks: int, named: str) -> None:
+    test = paired_test(np.ones(tasks), np.ones(tasks))
+    assert test.statement("mean reward") == f"No difference: the mean reward of {named} is the same on both sides."
+
+
 def test_each_measure_has_its_own_result(compared: Compared) -> None:
     measures = {one["measure"]: one for one in compared()["measures"]}
     assert list(measures) == ["reward", "solved", "term.brief", "term.correct", "turns", "tokens"]

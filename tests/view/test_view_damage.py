@@ -74,7 +74,7 @@ def test_a_rollout_says_what_of_it_is_lost(tmp_path: Path) -> None:
     with answers_for(tmp_path / "run") as answers:
         rows = [answers.row(one, None) for one in ids[:2]]
         assert [answers.listing().row(row)["problems"] > 0 for row in rows] == [True, False]
-        told = [answers.rollout(row, None)()["problems"] for row in rows]
+        told = [answers.shown(row).detail(None)["problems"] for row in rows]
         assert any("lost: turn" in one for one in told[0])
         assert told[1] == []
 

@@ -36,7 +36,7 @@ def test_what_was_indexed_is_what_would_be_found_again(tmp_path: Path) -> None:
         expected = table(answers)
     again = RolloutAnswers(ServedRun("run", str(tmp_path / "run")))  # which reads nothing but the index
     assert table(again) == expected
-    assert again._loader(again.row(ids[0], None))().reward == float("inf")
+    assert again.shown(again.row(ids[0], None)).rollout.reward == float("inf")
     shutil.rmtree(tmp_path / "run" / "cache")
     with answers_for(tmp_path / "run") as answers:
         assert table(answers) == expected
@@ -67,7 +67,7 @@ def test_a_run_that_was_sealed_since_is_found_in_its_shards(tmp_path: Path) -> N
         rolltape.seal(tmp_path / "run")
         answers.run.catch_up(words=True)
         assert table(answers) == expected
-        assert answers.rollout(answers.row(ids[0], None), None)()["row"]["reward"] == 0.0
+        assert answers.shown(answers.row(ids[0], None)).detail(None)["row"]["reward"] == 0.0
 
 
 def test_pruned_turns_are_gone_from_the_summaries(tmp_path: Path) -> None:

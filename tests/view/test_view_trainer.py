@@ -45,7 +45,7 @@ def test_a_samples_columns_are_those_that_the_trainer_exported(tmp_path: Path) -
     with answers_for(tmp_path / "run") as answers:
         for sample in samples:
             row = answers.row(sample.rollout, None)
-            header, columns = unpacked(answers.tokens(row, sample.index, "exact")())
+            header, columns = unpacked(answers.shown(row).tokens(sample.index, "exact"))
             assert header["missing"] == []
             place = records[sample.id].place
             assert header["trainer"] == {
@@ -67,7 +67,7 @@ def test_columns_of_a_trainer_with_other_credit_are_those_of_the_same_sample(tmp
     samples = export(tmp_path / "run", credit=Credit(advantage=Advantage.NORMALIZED))
     with answers_for(tmp_path / "run") as answers:
         for sample in samples:
-            header, _ = unpacked(answers.tokens(answers.row(sample.rollout, None), sample.index, "exact")())
+            header, _ = unpacked(answers.shown(answers.row(sample.rollout, None)).tokens(sample.index, "exact"))
             assert header["sample"]["id"] == sample.id
             assert header["trainer"]["joined"] is True
 
@@ -79,7 +79,7 @@ def test_columns_of_the_same_tokens_of_which_others_train_are_not_joined(tmp_pat
     columns = {**sequence_columns(len(sample.ids), 1), "ids": torch.tensor(sample.ids)}
     exported(tmp_path / "run", packed([columns], sample_ids=[elsewhere]))
     with answers_for(tmp_path / "run") as answers:
-        header, _ = unpacked(answers.tokens(answers.row(sample.rollout, None), sample.index, "exact")())
+        header, _ = unpacked(answers.shown(answers.row(sample.rollout, None)).tokens(sample.index, "exact"))
     assert header["trainer"] is None
 
 
@@ -94,7 +94,7 @@ def test_records_with_sample_ids_of_0_1_0_are_found_by_their_last_turn_and_token
     exported(tmp_path / "run", packed(columns, sample_ids=old))
     with answers_for(tmp_path / "run") as answers:
         for sample in samples:
-            header, _ = unpacked(answers.tokens(answers.row(rollout_id, None), sample.index, "exact")())
+            header, _ = unpacked(answers.shown(answers.row(rollout_id, None)).tokens(sample.index, "exact"))
             assert header["trainer"]["joined"] is True
 
 
@@ -106,7 +106,7 @@ def test_columns_of_other_ids_are_not_joined(tmp_path: Path) -> None:
     sequences = [sequence_columns(len(sample.ids), seed) for seed, sample in enumerate(samples)]
     exported(tmp_path / "run", packed(sequences, sample_ids=[sample.id for sample in samples]))
     with answers_for(tmp_path / "run") as answers:
-        header, _ = unpacked(answers.tokens(answers.row(samples[0].rollout, None), 0, None)())
+        header, _ = unpacked(answers.shown(answers.row(samples[0].rollout, None)).tokens(0, None))
         assert header["trainer"]["joined"] is False
         assert header["missing"] == list(TRAINER_COLUMNS)
 
@@ -142,12 +142,12 @@ def test_a_sample_that_was_trained_on_twice_has_both_records_to_choose_from(tmp_
     with answers_for(tmp_path / "run") as answers:
         row = answers.row(rollout_id, None)
         for place, shown in ((None, records[1]), (places[0], records[0]), (places[1], records[1])):
-            header, columns = unpacked(answers.tokens(row, 0, None, record=place)())
+            header, columns = unpacked(answers.shown(row).tokens(0, None, record=place))
             assert header["trainer"]["place"] == shown.place
             assert header["trainer"]["records"] == [{"step": 7, "place": place} for place in places]
             np.testing.assert_array_equal(columns["entropy"], shown.entropy)
         with pytest.raises(NoAnswer, match=r"the trainer wrote no record '9\.9\.9'"):
-            answers.tokens(row, 0, None, record="9.9.9")()
+            answers.shown(row).tokens(0, None, record="9.9.9")
 
 
 def test_the_largest_mismatch_leads_to_a_token_that_has_it_though_others_are_not_numbers(tmp_path: Path) -> None:

@@ -199,6 +199,10 @@ class JudgeOptions:
         judge_option("--score-timeout SECONDS", "Maximum time per call of an environment, checker, or judge function."),
     ] = 300.0
 
+    def judge_flags(self) -> dict[str, object]:
+        """The flags of the judge, with their values."""
+        return {flag_of(name): value for name, value in vars(self).items() if name.startswith("judge_")}
+
     def judge(self) -> "Judge | None":
         """The judge that the flags describe, or None."""
         from rolltape.collect.environments.judge import Judge
@@ -222,11 +226,11 @@ class EngineOptions:
         engine_option("--engine ENGINE", f"One of {ENGINE_SPELLINGS}; repeatable (default: tiny)."),
     ] = None
     engine_key: EngineKeyOption = None
-    served_model_name: Annotated[
+    model_name: Annotated[
         str | None,
         engine_option("--served-model-name NAME", "Model name for agents and in records (default: the engine's)."),
     ] = None
-    logprobs: Annotated[
+    logprob_kind: Annotated[
         LogprobKind | None,
         engine_option(
             "--logprobs KIND",

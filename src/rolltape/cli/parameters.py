@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_type_hints
 
+import msgspec
 import typer
 
 _CUT = {"--max-tokens": "--max-sample-tokens"}
@@ -69,6 +70,12 @@ def name_flags(message: str, settings: Iterable[str]) -> str:
 def given_flags(values: Mapping[str, object]) -> list[str]:
     """The flags that the user set: those whose values are not None or False."""
     return [flag for flag, value in values.items() if value is not None and value is not False]
+
+
+def values_for(settings: type[msgspec.Struct], *groups: object) -> dict[str, Any]:
+    """The values of options that have the same names as fields of a settings class."""
+    given = {name: value for group in groups for name, value in vars(group).items()}
+    return {name: given[name] for name in settings.__struct_fields__ if name in given}
 
 
 def with_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -12,7 +12,7 @@ from rolltape.cli.screen import note, plural, tracked
 from rolltape.errors import LedgerError, RecordError, RolltapeError, TapeError, UsageError
 from rolltape.records.ids import is_sample_id_of_0_1, last_turn_of, names_sample
 from rolltape.records.policy import PRESETS, Credit, CutPolicy
-from rolltape.records.rollout import Rollout, Status
+from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Sample
 from rolltape.samples import Linearized, counted_tries, linearize_under
 from rolltape.samples.linearize import linearize_each, samples_of_rollouts
@@ -75,7 +75,6 @@ class SelectedRollouts:
             raise UsageError("--try: name the ROLLOUT whose try is meant")
         self.opened = opened
         self._at: str | None = None
-        self._step, self._task = only.step, only.task
         rows = opened.rows
         if one.rollout is not None:
             rows = _tries(opened, one.rollout, one.try_index)
@@ -89,22 +88,12 @@ class SelectedRollouts:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Rollout]:
-        if len(self.rows) == 1:
-            self._at = self.rows[0].id
-            yield self.opened.run.rollout(self._at, try_index=self.rows[0].try_index)
-            return
         wanted = {row.key for row in self.rows}
-        rollouts = self.opened.run.rollouts(step=self._step, task_id=self._task)
-        # The reader follows the order of the index, so the next id is the one that fails if loading fails.
-        loading = (
-            row.id for row in self.opened.rows if self._step in (None, row.step) and self._task in (None, row.task_id)
-        )
-        self._at = next(loading, None)
-        for rollout in rollouts:
-            if rollout.key in wanted:
-                self._at = rollout.id
-                yield rollout
-            self._at = next(loading, None)
+        keys = [row.key for row in self.opened.rows if row.key in wanted]  # in the order of their start
+        loading = self.opened.run.load_each(keys)
+        for rollout_id, _ in keys:
+            self._at = rollout_id  # also if loading it fails
+            yield next(loading)
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
@@ -187,9 +176,8 @@ def samples_named(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str
     policies = [policy, *PRESETS.values()]
     if is_sample_id_of_0_1(sample_id):
         policies.sort(key=lambda one: not sample_id.partition("@")[2].startswith(f"{one.name}-"))
-    running = rollout.status is Status.RUNNING
     seen: set[str] = set()
-    for made in linearize_under(rollout, policies, versions=tape.versions(), as_if_finished=running):
+    for made in linearize_under(rollout, policies, versions=tape.versions(), as_if_finished=True):
         for outline in made.outlines:
             if outline.id not in seen and names_sample(sample_id, outline.id):
                 seen.add(outline.id)

@@ -1,5 +1,6 @@
 """Limits at which a collection begins no more work: its spending, and the number of groups that is enough."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 
@@ -7,6 +8,7 @@ from rolltape.collect.plan import RolloutIdentity, seat_agent
 from rolltape.collect.results import RolloutResult, Usage, task_label, usage_of
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import Status
+from rolltape.records.wording import plural
 from rolltape.tape.run import Run
 
 _Group = tuple[str, str | None]  # task and agent
@@ -74,11 +76,11 @@ class EnoughGroups:
         count = len(self._counted)
         if self._wanted is None or count < self._wanted:
             return None
-        groups = "1 group" if count == 1 else f"{count:,} groups"
-        return f"rewards differ in {groups}, and --enough-groups is {self._wanted:,}"
+        return f"rewards differ in {plural(count, 'group')}, and --enough-groups is {self._wanted:,}"
 
     def _add(self, group: _Group, attempt: int, reward: float | None) -> None:
         rewards = self._rewards.setdefault(group, {})
         rewards[attempt] = reward
-        if len(rewards) >= self._size and len({one for one in rewards.values() if one is not None}) > 1:
+        finite = {one for one in rewards.values() if one is not None and math.isfinite(one)}  # others have no advantage
+        if len(rewards) >= self._size and len(finite) > 1:
             self._counted.add(group)

@@ -11,6 +11,7 @@ from rolltape.collect.records import CollectedRecord, build_record
 from rolltape.collect.settings import CollectSettings
 from rolltape.records.rollout import UNGRADED, Rollout, RolloutHead, Status, StopReason
 from rolltape.records.turn import Turn
+from rolltape.records.wording import SHORT_ID
 from rolltape.tape.run import RolloutRow
 
 _PRICED_TOKENS = 1_000_000
@@ -84,8 +85,8 @@ class RolloutResult(NamedTuple):
 OnResults = Callable[[list[RolloutResult]], None]
 
 
-def earlier_result(rollout: Rollout, task_index: int, seat: str, *, with_record: bool) -> RolloutResult:
-    """The result of a rollout that ended in an earlier process, from the tape."""
+def ended_result(rollout: Rollout, task_index: int, seat: str, *, with_record: bool, **more: Any) -> RolloutResult:
+    """The result of a rollout that has ended. `more` are the fields that the tape does not have."""
     return RolloutResult.of(
         rollout.head,
         task_index,
@@ -97,10 +98,10 @@ def earlier_result(rollout: Rollout, task_index: int, seat: str, *, with_record:
         turns=len(rollout.turns),
         sampled_tokens=sum(len(turn.sampled_ids) for turn in rollout.turns),
         record=build_record(rollout) if with_record else None,
-        before=True,
+        **more,
     )
 
 
 def task_label(head: RolloutHead | RolloutRow) -> str:
     """A task's name for people: its id, else the beginning of its group's id."""
-    return head.task_id or head.group[:8]
+    return head.task_id or head.group[:SHORT_ID]

@@ -1,6 +1,5 @@
 """Runs, rollouts and trees in a notebook: a run's totals; a rollout's facts, trees, transcript or samples."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -8,8 +7,8 @@ from itertools import islice
 from rolltape.notebook.html import clipped, details, div, framed, gap, span, table, text
 from rolltape.notebook.sample import sample_parts
 from rolltape.records.fork import Fork
-from rolltape.records.rollout import Rollout, Session, Status
-from rolltape.records.wording import SHORT_ID, count, number, plural, quoted
+from rolltape.records.rollout import Rollout, Session
+from rolltape.records.wording import SHORT_ID, count, number, plural, quoted, reward_facts
 from rolltape.samples.facts import fact_lines, title
 from rolltape.samples.linearize import Linearized, linearize
 from rolltape.samples.spelling import Spell, spell_at, token_texts
@@ -34,11 +33,8 @@ def run_html(run: Run) -> str:
     """A run's name, its totals and its latest rollouts."""
     rows = run.index()
     statuses = Counter(row.outcome.status.value for row in rows)
-    rewards = [row.outcome.reward for row in rows if row.outcome.reward is not None]
-    finite = [reward for reward in rewards if math.isfinite(reward)]
     facts = [plural(len(rows), "rollout"), *(f"{many:,} {status}" for status, many in statuses.items())]
-    facts += [f"mean reward {number(math.fsum(finite) / len(finite))}"] if finite else []
-    facts += [f"{plural(len(rewards) - len(finite), 'reward')} not finite"] if len(finite) < len(rewards) else []
+    facts += reward_facts(row.outcome.reward for row in rows)
     facts.append(plural(sum(row.sampled_tokens for row in rows), "sampled token"))
     latest = sorted(rows, key=lambda row: row.head.started_at_ns)[-_RUN_ROWS:]
     cells = [
@@ -67,7 +63,7 @@ def run_html(run: Run) -> str:
 
 def rollout_html(rollout: Rollout) -> str:
     """A rollout's facts, trees and transcript."""
-    made = linearize(rollout, as_if_finished=rollout.status is Status.RUNNING)
+    made = linearize(rollout, as_if_finished=True)
     trees = [_tree(one.session, one.tree, one.forks) for one in made.sessions[:_SESSIONS]]
     if len(made.sessions) > _SESSIONS:
         trees.append(gap(f"{plural(len(made.sessions) - _SESSIONS, 'session')} left out"))

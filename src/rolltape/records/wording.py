@@ -1,8 +1,9 @@
 """Formats numbers, text and messages for people; control characters in text become visible."""
 
 import json
+import math
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rolltape.records.messages import call_parts, content_text, message_calls, reasoning_text
@@ -43,6 +44,14 @@ def count(value: int) -> str:
 
 def plural(value: int, word: str) -> str:
     return f"{value:,} {word}" if value == 1 else f"{value:,} {word}s"
+
+
+def reward_facts(rewards: Iterable[float | None]) -> list[str]:
+    """The mean of rewards in words. Those that are not finite are counted, not averaged."""
+    known = [reward for reward in rewards if reward is not None]
+    finite = [reward for reward in known if math.isfinite(reward)]
+    facts = [f"mean reward {number(math.fsum(finite) / len(finite))}"] if finite else []
+    return facts + ([f"{plural(len(known) - len(finite), 'reward')} not finite"] if len(finite) < len(known) else [])
 
 
 def span(seconds: float) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from rolltape.tape.index.index import Index, NamedTries
 from rolltape.tape.index.rows import LatestScore, RolloutRow
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.rundir import Place, RunDirectory, find_run
-from rolltape.tape.stored import Problem
+from rolltape.tape.stored import Key, Problem
 
 __all__ = ["LatestScore", "NamedTries", "RolloutRow", "Run", "read"]
 
@@ -76,7 +76,11 @@ class Run:
     ) -> Iterator[Rollout]:
         """Rollouts in the order of their start, loaded one at a time."""
         rows = self._indexed().rows(step=step, group=group)
-        yield from self._loading().load_each([row.key for row in rows if task_id in (None, row.task_id)])
+        yield from self.load_each([row.key for row in rows if task_id in (None, row.task_id)])
+
+    def load_each(self, keys: Sequence[Key]) -> Iterator[Rollout]:
+        """The rollouts of these ids and tries, loaded one at a time."""
+        return self._loading().load_each(keys)
 
     def rollout(self, rollout_id: str, try_index: int | None = None) -> Rollout:
         """One rollout by its id, a foreign id of it, or the beginning of its id. By default its latest try."""

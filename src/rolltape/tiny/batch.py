@@ -52,7 +52,7 @@ class RequestBatch:
     def _admit(self) -> None:
         if not self.waiting:
             return
-        cached = sum(len(request.prompt) + len(request.ids) for request in self.running)
+        cached = sum(len(request.prompt) + len(request.sampled) for request in self.running)
         while self.waiting and len(self.running) < self._max_running:
             cached += len(self.waiting[0].prompt)
             if self.running and cached > self._max_cached_tokens:

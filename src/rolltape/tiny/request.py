@@ -96,11 +96,7 @@ class Request:
         self.fed = 0  # tokens of prompt and reply that are in the cache
         self.cached = 0  # tokens of the prompt that were copied instead of read
         self._keys: list[bytes] = []  # of the prompt's complete pieces
-        self.ids: list[int] = []
-        self.raw: list[float] = []
-        self.tempered: list[float] = []
-        self.tops: list[tuple[TopLogprob, ...]] = []
-        self.kept: list[KeptIds | None] = []
+        self.sampled: list[SampledToken] = []
         self.prompt_logprobs: list[float | None] = []
         self.prompt_tops: list[tuple[TopLogprob, ...]] = []
         self.finish: Finish | None = None
@@ -142,7 +138,7 @@ class Request:
         """The tokens to feed next: a piece of the prompt, or the id sampled last."""
         assert self.cache is not None
         if not self.reads_prompt:
-            return TokenSpan(self.cache, [self.ids[-1]], self.fed, 1)
+            return TokenSpan(self.cache, [self.sampled[-1].id], self.fed, 1)
         stop = min(self.fed + PROMPT_PIECE, len(self.prompt))
         return TokenSpan(self.cache, self.prompt[self.fed : stop], self.fed, self._wanted(stop))
 
@@ -157,11 +153,7 @@ class Request:
 
     def accept(self, choice: SampledToken, context: int) -> None:
         """Add the sampled id and check whether it ends the reply."""
-        self.raw.append(choice.raw)
-        self.tempered.append(choice.tempered)
-        self.tops.append(choice.top)
-        self.kept.append(choice.kept)
-        self.ids.append(choice.id)
+        self.sampled.append(choice)
         match: StopMatch | None = None
         if choice.id in self._stop_ids:
             self._stopped_by = choice.id
@@ -169,7 +161,7 @@ class Request:
         elif self._stop_strings is not None and (match := self._stop_strings.add(choice.id)) is not None:
             self._stopped_by, self._stop_at = match
             self.end(Finish.STOP_STRING)
-        elif len(self.ids) >= self.sampling.max_tokens or len(self.prompt) + len(self.ids) >= context:
+        elif len(self.sampled) >= self.sampling.max_tokens or len(self.prompt) + len(self.sampled) >= context:
             self.end(Finish.LENGTH)
 
     def end(self, finish: Finish, error: str | None = None) -> None:
@@ -180,15 +172,15 @@ class Request:
     def piece(self, start: int) -> Piece:
         """The piece after the first `start` ids, with the reply if it has ended."""
         ended = self.finish is not None
-        stop = len(self.ids)
+        new = self.sampled[start:]
         return Piece(
             request_id=self.id,
             start=start,
-            ids=tuple(self.ids[start:stop]),
-            raw_logprobs=tuple(self.raw[start:stop]),
-            tempered_logprobs=tuple(self.tempered[start:stop]),
-            top_logprobs=tuple(self.tops[start:stop]) if self.sampling.top_logprobs else (),
-            kept_ids=tuple(self.kept[start:stop]) if self.sampling.kept_ids else (),
+            ids=tuple(one.id for one in new),
+            raw_logprobs=tuple(one.raw for one in new),
+            tempered_logprobs=tuple(one.tempered for one in new),
+            top_logprobs=tuple(one.top for one in new) if self.sampling.top_logprobs else (),
+            kept_ids=tuple(one.kept for one in new) if self.sampling.kept_ids else (),
             version=None if self.weights is None else self.weights.version,
             cached_tokens=self.cached,
             reply=self.reply() if ended else None,
@@ -200,15 +192,15 @@ class Request:
             request_id=self.id,
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
-            ids=np.array(self.ids, dtype=np.int32),
-            raw_logprobs=np.array(self.raw, dtype=np.float32),
-            tempered_logprobs=np.array(self.tempered, dtype=np.float32),
+            ids=np.array([one.id for one in self.sampled], dtype=np.int32),
+            raw_logprobs=np.array([one.raw for one in self.sampled], dtype=np.float32),
+            tempered_logprobs=np.array([one.tempered for one in self.sampled], dtype=np.float32),
             finish=self.finish,
             version=None if self.weights is None else self.weights.version,
             seed=self.seed,
             stopped_by=self._stopped_by,
             stop_at=self._stop_at,
-            top_logprobs=tuple(self.tops) if self.sampling.top_logprobs else (),
+            top_logprobs=tuple(one.top for one in self.sampled) if self.sampling.top_logprobs else (),
             prompt_logprobs=tuple(self.prompt_logprobs),
             prompt_top_logprobs=tuple(self.prompt_tops),
             error=self.error,

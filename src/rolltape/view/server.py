@@ -26,6 +26,7 @@ from rolltape.view.write_routes import MOST_BYTES, WriteRoutes
 
 if TYPE_CHECKING:
     from rolltape.view.rollout.rollout_answers import RolloutAnswers
+    from rolltape.view.rollout.shown_rollout import ShownRollout
 
 log = logging.getLogger("rolltape.view")
 
@@ -35,6 +36,30 @@ _HEARTBEAT_S = 15.0
 _EVENT_IDS = 500
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+# Answers about a run, computed in the event loop from the index in memory.
+_RUN_ROUTES: dict[str, Callable[[RunAnswers, web.Request], dict[str, Any]]] = {
+    "overview": lambda answers, request: answers.overview(parse_step(request.query)),
+    "tasks": lambda answers, request: answers.tasks(request.query),
+    "change": lambda answers, request: answers.change(request.query),
+}
+# Answers from a trainer's records of a step, by the names that they have in the answer.
+_STEP_ROUTES: dict[str, tuple[str, Callable[[ServedRun, int], object]]] = {
+    "trained": ("check", ServedRun.check_trained),
+    "mismatches": ("mismatches", ServedRun.find_mismatches),
+}
+# Answers about a rollout, computed in a thread; bytes are packed tokens.
+_ROLLOUT_ROUTES: "dict[str, Callable[[ShownRollout, web.Request], dict[str, Any] | bytes]]" = {
+    "": lambda shown, request: shown.detail(request.query.get("policy")),
+    "/raw": lambda shown, _: shown.raw(),
+    "/compare": lambda shown, request: shown.compare(request.query.get("left"), request.query.get("right")),
+    "/messages/{digest}": lambda shown, request: {"message": shown.message(request.match_info["digest"]).to_dict()},
+    "/samples/{index}/tokens": lambda shown, request: shown.tokens(
+        _index(request), request.query.get("policy"), record=request.query.get("record") or None
+    ),
+    "/turns/{turn}/tokens": lambda shown, request: shown.turn_tokens(request.match_info["turn"]),
+}
 
 
 class ViewServer:
@@ -47,7 +72,7 @@ class ViewServer:
         self._known_answers: dict[str, RunAnswers] = {}
         self._rollout_answers: type[RolloutAnswers] | None = None  # None: not imported yet
         self._comparisons = Comparisons()
-        self._writing = WriteRoutes(guard, served, self._row, self._in_thread)
+        self._writing = WriteRoutes(guard, served, self._shown, self._in_thread)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guarded], client_max_size=MOST_BYTES)
@@ -60,24 +85,16 @@ class ViewServer:
                 web.get("/api/compare", self._compare_sides),
                 web.get("/api/pair", self._pair),
                 *self._writing.routes(),
-                web.get("/api/{r}/overview", self._overview),
-                web.get("/api/{r}/tasks", self._tasks),
-                web.get("/api/{r}/change", self._change),
+                *(web.get(f"/api/{{r}}/{name}", self._about_run(answer)) for name, answer in _RUN_ROUTES.items()),
+                *(web.get(f"/api/{{r}}/{name}/{{step}}", self._about_step(*one)) for name, one in _STEP_ROUTES.items()),
+                *(web.get(rollout + path, self._about_rollout(answer)) for path, answer in _ROLLOUT_ROUTES.items()),
                 web.get("/api/{r}/export", self._export, allow_head=False),
-                web.get("/api/{r}/trained/{step}", self._trained),
-                web.get("/api/{r}/mismatches/{step}", self._mismatches),
                 web.get("/api/{r}/notes", self._notes),
                 web.get("/api/{r}/rollouts", self._rollouts),
                 web.get("/api/{r}/lines", self._lines),
                 web.get("/api/{r}/live", self._live, allow_head=False),
                 web.get("/api/{r}/groups/{group}", self._group),
-                web.get(rollout, self._rollout),
-                web.get(f"{rollout}/raw", self._raw),
-                web.get(f"{rollout}/compare", self._compare),
-                web.get(f"{rollout}/messages/{{digest}}", self._message),
                 web.get(f"{rollout}/messages/{{digest}}/images/{{index}}", self._image),
-                web.get(f"{rollout}/samples/{{index}}/tokens", self._tokens),
-                web.get(f"{rollout}/turns/{{turn}}/tokens", self._turn_tokens),
                 web.get("/api/{rest:.*}", self._nothing),
                 web.get("/{path:.*}", self._page),
             ],
@@ -129,9 +146,10 @@ class ViewServer:
             answers = self._known_answers[name] = kind(answers.run)
         return answers
 
-    async def _row(self, request: web.Request) -> "tuple[RolloutAnswers, int]":
+    async def _shown(self, request: web.Request) -> "ShownRollout":
+        """The rollout that a request names."""
         answers = await self._load_rollout_answers(request.match_info["r"])
-        return answers, await self._find_row(answers, request.match_info["id"], request.query.get("try"))
+        return answers.shown(await self._find_row(answers, request.match_info["id"], request.query.get("try")))
 
     async def _find_row(self, answers: "RolloutAnswers", rollout: str, try_index: str | None) -> int:
         if answers.holds(rollout):
@@ -147,8 +165,14 @@ class ViewServer:
         return await asyncio.get_running_loop().run_in_executor(self._served.threads, work)
 
     async def _json_from_thread(self, request: web.Request, work: Work) -> web.Response:
-        """Run the work and encode its answer in a thread."""
-        return await self._body(request, await self._in_thread(lambda: encode_answer(work())))
+        """Run the work and encode its answer in a thread; packed tokens are sent as they are."""
+
+        def encode() -> tuple[bytes, str]:
+            answer = work()
+            packed = isinstance(answer, bytes)
+            return (answer, "application/octet-stream") if packed else (encode_answer(answer), "application/json")
+
+        return await self._body(request, *await self._in_thread(encode))
 
     async def _json(self, request: web.Request, answer: object) -> web.Response:
         return await self._body(request, encode_answer(answer))
@@ -169,9 +193,6 @@ class ViewServer:
         runs = [answers.headline() for answers in self._answers.values()]
         return await self._json(request, {"runs": runs})
 
-    async def _overview(self, request: web.Request) -> web.Response:
-        return await self._json(request, self._run_answers(request).overview(parse_step(request.query)))
-
     async def _compare_sides(self, request: web.Request) -> web.Response:
         return await self._json(request, self._comparisons.answer(request.query, self._answers))
 
@@ -184,30 +205,31 @@ class ViewServer:
             works[letter] = answers.conversation(await self._find_row(answers, rollout or "", try_index))
         return await self._json_from_thread(request, lambda: {letter: work() for letter, work in works.items()})
 
-    async def _tasks(self, request: web.Request) -> web.Response:
-        return await self._json(request, self._run_answers(request).tasks(request.query))
+    def _about_run(self, answer: Callable[[RunAnswers, web.Request], object]) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._json(request, answer(self._run_answers(request), request))
 
-    async def _change(self, request: web.Request) -> web.Response:
-        return await self._json(request, self._run_answers(request).change(request.query))
+        return handle
+
+    def _about_step(self, name: str, find: Callable[[ServedRun, int], object]) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            run = self._run_answers(request).run
+            step = parse_count(request.match_info, "step", 0, 2**53)
+            return await self._json_from_thread(request, lambda: {"step": step, name: find(run, step)})
+
+        return handle
+
+    def _about_rollout(self, answer: "Callable[[ShownRollout, web.Request], object]") -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            shown = await self._shown(request)
+            return await self._json_from_thread(request, lambda: answer(shown, request))
+
+        return handle
 
     async def _notes(self, request: web.Request) -> web.Response:
         answers = self._run_answers(request)
         held = await self._in_thread(answers.load_annotations)
         return await self._json(request, answers.notes(held))
-
-    async def _mismatches(self, request: web.Request) -> web.Response:
-        return await self._about_step(request, "mismatches", ServedRun.find_mismatches)
-
-    async def _trained(self, request: web.Request) -> web.Response:
-        return await self._about_step(request, "check", ServedRun.check_trained)
-
-    async def _about_step(
-        self, request: web.Request, name: str, find: Callable[[ServedRun, int], object]
-    ) -> web.Response:
-        """An answer from a trainer's records of a step."""
-        run = self._run_answers(request).run
-        step = parse_count(request.match_info, "step", 0, 2**53)
-        return await self._json_from_thread(request, lambda: {"step": step, name: find(run, step)})
 
     async def _search(self, request: web.Request) -> Searched | None:
         """The result of a search for `q`, or None without `q`."""
@@ -251,42 +273,11 @@ class ViewServer:
         answers = await self._load_rollout_answers(request.match_info["r"])
         return await self._json_from_thread(request, answers.group(request.match_info["group"]))
 
-    async def _rollout(self, request: web.Request) -> web.Response:
-        answers, row = await self._row(request)
-        return await self._json_from_thread(request, answers.rollout(row, request.query.get("policy")))
-
-    async def _raw(self, request: web.Request) -> web.Response:
-        answers, row = await self._row(request)
-        return await self._json_from_thread(request, answers.raw(row))
-
-    async def _message(self, request: web.Request) -> web.Response:
-        answers, row = await self._row(request)
-        return await self._json_from_thread(request, answers.message(row, request.match_info["digest"]))
-
     async def _image(self, request: web.Request) -> web.Response:
         """An image of a message, with the media type of its bytes, so that it cannot be opened as a page."""
-        answers, row = await self._row(request)
-        index = parse_count(request.match_info, "index", 0, 2**31)
-        image = await self._in_thread(answers.image(row, request.match_info["digest"], index))
+        shown = await self._shown(request)
+        image = await self._in_thread(lambda: shown.image(request.match_info["digest"], _index(request)))
         return web.Response(body=image.content, content_type=image.type)
-
-    async def _compare(self, request: web.Request) -> web.Response:
-        answers, row = await self._row(request)
-        return await self._json_from_thread(
-            request, answers.compare(row, request.query.get("left"), request.query.get("right"))
-        )
-
-    async def _tokens(self, request: web.Request) -> web.Response:
-        answers, row = await self._row(request)
-        index = parse_count(request.match_info, "index", 0, 2**31)
-        policy, record = request.query.get("policy"), request.query.get("record") or None
-        packed = await self._in_thread(answers.tokens(row, index, policy, record=record))
-        return await self._body(request, packed, "application/octet-stream")
-
-    async def _turn_tokens(self, request: web.Request) -> web.Response:
-        answers, row = await self._row(request)
-        packed = await self._in_thread(answers.turn_tokens(row, request.match_info["turn"]))
-        return await self._body(request, packed, "application/octet-stream")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """Send a server-sent event at once, and another whenever the run has changed, until the page is closed."""
@@ -335,6 +326,10 @@ class ViewServer:
         answer = await self._body(request, content, kind)
         answer.headers.update(headers)
         return answer
+
+
+def _index(request: web.Request) -> int:
+    return parse_count(request.match_info, "index", 0, 2**31)
 
 
 def _import_rollout_answers() -> "type[RolloutAnswers]":

@@ -81,7 +81,7 @@ class StaticPages:
         """Find all keys before the first page is written, since a key may be recognizable only in the last."""
         if self._mask is not None:
             for row in chosen:
-                self._mask.learn(self._answers.texts(row)())
+                self._mask.learn(self._answers.shown(row).texts())
 
     @property
     def _base(self) -> str:
@@ -118,16 +118,17 @@ class StaticPages:
 
     def _rollout_blocks(self, row: int) -> Iterator[Block]:
         own = f"rollouts/{quote(self._run.state.rows.ids[row], safe='')}"
-        detail = self._answers.rollout(row, None)()
+        shown = self._answers.shown(row)
+        detail = shown.detail(None)
         yield self._rows([row])
         yield self._json(own, detail)
         left, right = _COMPARED
-        yield self._json(f"{own}/compare?left={left}&right={right}", self._answers.compare(row, left, right)())
-        for digest, index, content in self._answers.images(row)():
+        yield self._json(f"{own}/compare?left={left}&right={right}", shown.compare(left, right))
+        for digest, index, content in shown.images():
             yield f"/api{self._base}/{own}/messages/{digest}/images/{index}", content
-        has_key = self._mask is not None and self._mask.occurs_in(self._answers.texts(row)())
+        has_key = self._mask is not None and self._mask.occurs_in(shown.texts())
         for index in range(min(len(detail["samples"]), _SAMPLES)):
-            packed = self._answers.tokens(row, index, None, mask=self._mask)()
+            packed = shown.tokens(index, None, mask=self._mask)
             # Without texts, ids are not masked, and a key could be decoded from them with the tokenizer.
             if _has_text(packed) or not has_key:
                 yield f"/api{self._base}/{own}/samples/{index}/tokens", packed

@@ -16,7 +16,7 @@ from rolltape.view.run.run_answers import Work
 from rolltape.view.served_runs import ServedRun, ServedRuns, notify
 
 if TYPE_CHECKING:
-    from rolltape.view.rollout.rollout_answers import RolloutAnswers
+    from rolltape.view.rollout.shown_rollout import ShownRollout
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class WriteRoutes:
         self,
         guard: ViewGuard,
         served: ServedRuns,
-        find: "Callable[[web.Request], Awaitable[tuple[RolloutAnswers, int]]]",
+        find: "Callable[[web.Request], Awaitable[ShownRollout]]",
         in_thread: Callable[[Work], Awaitable[Any]],
     ) -> None:
         self._guard = guard
@@ -77,16 +77,16 @@ class WriteRoutes:
     async def _annotate(self, request: web.Request) -> web.Response:
         right = self._guard.require_annotate(request)
         asked = _decode(await request.read(), AnnotationRequest)
-        answers, row = await self._find(request)
-        if answers.run not in self._annotators:
-            self._annotators[answers.run] = annotator = RunAnnotator(answers.run)
+        shown = await self._find(request)
+        if shown.run not in self._annotators:
+            self._annotators[shown.run] = annotator = RunAnnotator(shown.run)
             self._served.on_close.append(annotator.close)
-        annotator = self._annotators[answers.run]
+        annotator = self._annotators[shown.run]
         held = await self._in_thread(
-            answers.annotate(row, lambda rollout: annotator.write(asked, rollout, right.author))
+            lambda: shown.annotate(lambda rollout: annotator.write(asked, rollout, right.author))
         )
-        if answers.run.state.refresh():
-            await notify(answers.run)
+        if shown.run.state.refresh():
+            await notify(shown.run)
         return _answer(held)
 
     async def _annotate_link(self, request: web.Request) -> web.Response:
@@ -99,11 +99,11 @@ class WriteRoutes:
         asked = _decode(await request.read(), ShareRequest)
         if not 0 < asked.days <= _MOST_DAYS:
             raise NoAnswer(f"days is {asked.days:g}; give more than 0, and at most {_MOST_DAYS}")
-        answers, row = await self._find(request)
+        shown = await self._find(request)
         expires_s = int(time.time() + asked.days * _DAY_S)
-        rollout = answers.run.state.rows.ids[row]
-        token = shares.sign(Share(answers.run.name, rollout, expires_s))
-        path = f"/{answers.run.name}/rollout/{rollout}?share={token}"
+        rollout = shown.row["id"]
+        token = shares.sign(Share(shown.run.name, rollout, expires_s))
+        path = f"/{shown.run.name}/rollout/{rollout}?share={token}"
         return _answer({"path": path, "expires_s": expires_s})
 
 

@@ -65,11 +65,13 @@ def score(
     another program's file; its other fields are then ignored. All lines are checked before the first is recorded. With
     --ungraded, environments and judges grade the rollouts that they could not grade before.
     """
+    named_fields = {"--id-field": id_field, "--reward-field": reward_field, "--term-field": term_fields}
+    for_file = given_flags({**named_fields, "--skip-unknown": skip_unknown})
     if ungraded:
         from rolltape.cli.judge.ungraded import grade_ungraded
 
         given = {"ROLLOUT": rollout, "--term": terms, "--by": by, "--turn": turn, "--try": try_index, "--from": source}
-        if wrong := given_flags(given):
+        if wrong := [*given_flags(given), *for_file]:
             raise UsageError(f"--ungraded grades all rollouts without a grade; leave out {wrong[0]}")
         return grade_ungraded(
             open_run(run).run,
@@ -79,10 +81,8 @@ def score(
             as_json=as_json,
             dry_run=dry_run,
         )
-    if step is not None:
-        raise UsageError("--step needs --ungraded")
-    named_fields = {"--id-field": id_field, "--reward-field": reward_field, "--term-field": term_fields}
-    for_file = given_flags({**named_fields, "--skip-unknown": skip_unknown})
+    if wrong := given_flags({"--step": step, **judging.judge_flags()}):
+        raise UsageError(f"{wrong[0]} needs --ungraded")
     if source is None and for_file:
         raise UsageError(f"{for_file[0]} needs --from")
     fields = None

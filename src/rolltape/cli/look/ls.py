@@ -1,6 +1,5 @@
 """`rolltape ls`: list the rollouts of a run."""
 
-import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,7 +8,13 @@ from rolltape.cli.parameters import option
 from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 from rolltape.cli.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
 from rolltape.records.rollout import Status
+from rolltape.records.wording import reward_facts
 from rolltape.tape.run import RolloutRow
+
+# The fields of a rollout's JSON, after its id and its try, by the record that has them.
+_OF_HEAD = ("group", "step", "task_id", "source", "attempt", "model", "agent", "foreign_ids")
+_OF_OUTCOME = ("status", "stop_reason", "reason", "reward", "reward_terms", "filtered", "tags")
+_OF_ROW = ("inner_tags", "notes", "sessions", "turns", "sampled_tokens", "sealed", "pruned")
 
 
 def ls(
@@ -33,32 +38,9 @@ def ls(
 
 
 def _record(row: RolloutRow) -> dict[str, object]:
-    return {
-        "rollout": row.head.id,
-        "try_index": row.head.try_index,
-        "group": row.head.group,
-        "step": row.head.step,
-        "task_id": row.head.task_id,
-        "source": row.head.source,
-        "attempt": row.head.attempt,
-        "model": row.head.model,
-        "agent": row.head.agent,
-        "foreign_ids": row.head.foreign_ids,
-        "status": row.outcome.status,
-        "stop_reason": row.outcome.stop_reason,
-        "reason": row.outcome.reason,
-        "reward": row.outcome.reward,
-        "reward_terms": row.outcome.reward_terms,
-        "filtered": row.outcome.filtered,
-        "tags": row.outcome.tags,
-        "inner_tags": row.inner_tags,
-        "notes": row.notes,
-        "sessions": row.sessions,
-        "turns": row.turns,
-        "sampled_tokens": row.sampled_tokens,
-        "sealed": row.sealed,
-        "pruned": row.pruned,
-    }
+    parts = ((row.head, _OF_HEAD), (row.outcome, _OF_OUTCOME), (row, _OF_ROW))
+    fields = {name: getattr(part, name) for part, names in parts for name in names}
+    return {"rollout": row.id, "try_index": row.try_index, **fields}
 
 
 def _print_rows(rows: Sequence[RolloutRow]) -> None:
@@ -85,15 +67,8 @@ def _print_rows(rows: Sequence[RolloutRow]) -> None:
 
 
 def _summary(rows: Sequence[RolloutRow]) -> str:
-    """Counts and the mean reward. Rewards that are not finite are counted, not averaged."""
-    rewards = [reward for row in rows if (reward := row.reward) is not None]
-    finite = [reward for reward in rewards if math.isfinite(reward)]
     finished = sum(row.status == Status.FINISHED for row in rows)
-    parts = [plural(len(rows), "rollout"), f"{finished:,} finished"]
-    if finite:
-        parts.append(f"mean reward {number(math.fsum(finite) / len(finite))}")
-    if len(finite) < len(rewards):
-        parts.append(f"{plural(len(rewards) - len(finite), 'reward')} not finite")
+    parts = [plural(len(rows), "rollout"), f"{finished:,} finished", *reward_facts(row.reward for row in rows)]
     known = [row.sampled_tokens for row in rows if _knows_tokens(row)]
     parts.append(plural(sum(known), "sampled token") if known or not rows else "no token ids")
     return ", ".join(parts)

@@ -42,6 +42,8 @@ def query(
     training: TrainingOptions,
 ) -> int:
     """Run SQL over rollouts, turns, messages, and samples."""
+    if as_json and form is QueryOutput.CSV:
+        raise UsageError("--json: --format csv is given too; leave one of them out")
     policy, credit = training.cut_policy(), training.credit()
     tape = open_run(run)
     config = dict.fromkeys(_EXTERNAL, external_access)

@@ -33,7 +33,7 @@ from rolltape.cli.screen import (
     visible,
 )
 from rolltape.errors import RecordError, RolltapeError, UsageError
-from rolltape.records.rollout import Rollout, Status
+from rolltape.records.rollout import Rollout
 from rolltape.records.sample import Fate, Sample
 from rolltape.samples import Linearized, linearize, spelling
 from rolltape.samples.facts import fact_lines, title
@@ -166,8 +166,7 @@ def show(
         if sample_id is not None:
             tokens.print_one(rollout, find_sample(tape.run, rollout, policy, sample_id))
             return report_problems(tape)
-        running = rollout.status is Status.RUNNING
-        made = linearize(rollout, policy, versions=tape.run.versions(), as_if_finished=running)
+        made = linearize(rollout, policy, versions=tape.run.versions(), as_if_finished=True)
         if Section.TOKENS in sections:
             tokens.check(made)
         if not as_json:

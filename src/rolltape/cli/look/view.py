@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from rolltape.cli.options import HostOption, NoBrowserOption, PortOption, require_key
-from rolltape.cli.parameters import argument, option
+from rolltape.cli.parameters import argument, given_flags, option
 from rolltape.cli.screen import note, open_in_browser, plural, print_long, tracked
 from rolltape.errors import NoSuchRollout, UsageError
 
@@ -55,6 +55,8 @@ def view(
     of them if none is named). With two RUNs, one page that compares them task by task is written.
     """
     if static is not None:
+        if served := given_flags({"--annotate": annotate, "--author": author, "--share": share}):
+            raise UsageError(f"{served[0]}: files have no server; leave it out, or leave out --static")
         if len(given) == 2 and _is_run(given[1]):
             return _write_comparison(static, given[0], given[1], mask=not keep_secrets)
         return _write(static, given[0], given[1:], mask=not keep_secrets)

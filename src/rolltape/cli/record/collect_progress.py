@@ -1,5 +1,6 @@
 """Progress of a collection, as a live line, plain lines or JSON events, and the report at its end."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -255,23 +256,24 @@ def _print_totals(tally: CollectionStats) -> None:
 
 
 def _print_next(tally: CollectionStats, run: Path, step: int, *, whole: bool) -> None:
-    lines = [(f"rolltape ls {run} --step {step}", "lists the rollouts")]
+    place = shlex.quote(str(run))
+    lines = [(f"rolltape ls {place} --step {step}", "lists the rollouts")]
     if tally.broken is not None:
         lines.append(
-            (f"rolltape trace {run} {tally.broken.rollout[:SHORT_ID]}", f"shows a failed one ({tally.broken.task})")
+            (f"rolltape trace {place} {tally.broken.rollout[:SHORT_ID]}", f"shows a failed one ({tally.broken.task})")
         )
     if tally.worst is not None:
         reward = number(tally.worst.reward)
         lines.append(
             (
-                f"rolltape trace {run} {tally.worst.rollout[:SHORT_ID]}",
+                f"rolltape trace {place} {tally.worst.rollout[:SHORT_ID]}",
                 f"shows the lowest reward ({tally.worst.task}: {reward})",
             )
         )
     if tally.sampled_tokens:
-        lines.append((f"rolltape ledger {run} --step {step}", "accounts for every sampled token"))
+        lines.append((f"rolltape ledger {place} --step {step}", "accounts for every sampled token"))
     if tally.ungraded:
-        lines.append((f"rolltape score {run} --ungraded", f"grades {plural(tally.ungraded, 'rollout')} again"))
+        lines.append((f"rolltape score {place} --ungraded", f"grades {plural(tally.ungraded, 'rollout')} again"))
     if tally.failed or not whole:
         lines.append(("the same command with --resume", "runs what has not finished"))
     width = max(len(command) for command, _ in lines)

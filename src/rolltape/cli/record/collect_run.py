@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -80,7 +81,7 @@ def run_collection(
     if records is not None and records.lost:
         note(
             f"{records.path}: {records.lost} records are missing; "
-            f"`rolltape export {run} --what records` writes them all from the run"
+            f"`rolltape export {shlex.quote(str(run))} --what records` writes them all from the run"
         )
     if collector.stopped is not None:
         how = "--resume with a higher limit" if collector.reached_limit else "--resume"

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from rolltape.cli.options import (
     engine_option,
     require_url,
 )
-from rolltape.cli.parameters import option
+from rolltape.cli.parameters import flag_of, given_flags, option
 from rolltape.cli.screen import arrow, plural, print_hanging, print_json, print_line
 from rolltape.errors import UsageError
 from rolltape.gateway.engines import ENGINE_SPELLINGS
@@ -40,37 +41,45 @@ _GATEWAY = {
     "warning": "some agents can work with this gateway, or all at a cost",
     "ok": "agents can work with this gateway",
 }
+_WITH_DEFAULTS = ("engine_key", "agent_timeout_s")  # options that may have a value although no flag is given
 
 
-def doctor(
-    *,
+@dataclass(frozen=True)
+class StackOptions:
+    """The stack to check, with the names of `rolltape.doctor.Stack`."""
+
     engine: Annotated[
         str | None,
         engine_option("--engine ENGINE", f"Engine to check, one of {ENGINE_SPELLINGS}."),
-    ] = None,
-    engine_key: EngineKeyOption = None,
+    ] = None
+    engine_key: EngineKeyOption = None
     model: Annotated[
         Path | None, engine_option("--model FOLDER", "Folder of the model that is served; weights are compared too.")
-    ] = None,
+    ] = None
     logprobs: Annotated[
         LogprobKind | None,
         engine_option("--logprobs KIND", "Kind of logprobs that you give to serve and collect; doctor measures it."),
-    ] = None,
-    renderer: RendererOption = None,
+    ] = None
+    renderer: RendererOption = None
     gentle: Annotated[
         bool,
         engine_option("--gentle", "Skip the prompt with an id outside the vocabulary, which crashes old engines."),
-    ] = False,
-    thinking_retention: RetentionOption = None,
+    ] = False
+    thinking_retention: RetentionOption = None
     agent: Annotated[
         str | None,
         option(
             "--agent AGENT", "Agent to run on a scripted model, as for collect: claude-code, codex, command:PROGRAM, …."
         ),
-    ] = None,
+    ] = None
     agent_timeout_s: Annotated[
         float, option("--agent-timeout SECONDS", "Maximum time for the agent's session.", min=1)
-    ] = 180.0,
+    ] = 180.0
+
+
+def doctor(
+    *,
+    parts: StackOptions,
     gateway: Annotated[
         str | None,
         option("--gateway URL", "Check any OpenAI- or Anthropic-compatible gateway from the agent's side instead."),
@@ -91,26 +100,18 @@ def doctor(
     from rolltape.doctor import Stack, check_gateway, diagnose
 
     if gateway is not None:
-        if engine or model or agent:
-            raise UsageError("--gateway: a gateway is checked alone; leave out --engine, --model, and --agent")
+        of_stack = {flag_of(name): value for name, value in vars(parts).items() if name not in _WITH_DEFAULTS}
+        if given := given_flags(of_stack):
+            raise UsageError(f"--gateway: a gateway is checked alone; leave out {' and '.join(given)}")
         require_url("--gateway", gateway)
         return _report(check_gateway(gateway, key=key, model=gateway_model), _GATEWAY, as_json)
-    if engine is None and model is None and agent is None:
+    if gateway_model is not None:
+        raise UsageError("--gateway-model needs --gateway")
+    if parts.engine is None and parts.model is None and parts.agent is None:
         raise UsageError("nothing to check: give --engine, --model, --agent, or --gateway")
-    if engine is not None and "://" in engine and model is None:
+    if parts.engine is not None and "://" in parts.engine and parts.model is None:
         raise UsageError("--engine: give --model too, the folder with the tokenizer of the model that is served")
-    stack = Stack(
-        engine=engine,
-        model=model,
-        agent=agent,
-        engine_key=engine_key,
-        logprobs=logprobs,
-        renderer=renderer,
-        thinking_retention=thinking_retention,
-        agent_timeout_s=agent_timeout_s,
-        gentle=gentle,
-    )
-    return _report(diagnose(stack), _STACK, as_json)
+    return _report(diagnose(Stack(**vars(parts))), _STACK, as_json)
 
 
 def _report(results: "AsyncIterator[CheckResult]", ends: dict[str, str], as_json: bool) -> int:

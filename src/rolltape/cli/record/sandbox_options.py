@@ -2,20 +2,15 @@
 
 import os
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
-from rolltape.cli.parameters import option
+from rolltape.cli.parameters import option, values_for
+from rolltape.collect.sandboxes import ContainerSettings, SandboxKind, SandboxNetwork
 from rolltape.errors import CollectError, UsageError
-
-if TYPE_CHECKING:
-    from rolltape.collect.sandboxes import ContainerSettings
-
-T = TypeVar("T", bound=StrEnum)
 
 _option = partial(option, section="Sandbox")
 
@@ -25,20 +20,20 @@ class SandboxOptions:
     """What an agent that is a program can see and reach."""
 
     sandbox: Annotated[
-        str,
+        SandboxKind,
         _option(
             "--sandbox KIND",
             "Sandbox for agents that are programs, and for checks of their work: bwrap, podman, docker, none, or auto "
             "(bwrap where it works).",
         ),
-    ] = "auto"
+    ] = SandboxKind.AUTO
     sandbox_network: Annotated[
-        str,
+        SandboxNetwork,
         _option(
             "--sandbox-network WHICH",
             "What programs in a sandbox can reach: gateway (nothing else), none, bridge (containers), or host.",
         ),
-    ] = "gateway"
+    ] = SandboxNetwork.GATEWAY
     sandbox_read: Annotated[
         list[str] | None,
         _option("--sandbox-read PATH", "File or folder that programs in a sandbox can read; repeatable."),
@@ -74,44 +69,31 @@ class SandboxOptions:
 
     def settings(self) -> dict[str, Any]:
         """The fields of `CollectSettings` from these flags."""
-        from rolltape.collect.sandboxes import SandboxKind, SandboxNetwork
-
         if missing := [name for name in self.pass_env or () if name not in os.environ]:
             raise UsageError(f"--pass-env {missing[0]}: this variable is not set; set it, or leave the flag out")
-        kind = _parse_choice("--sandbox", self.sandbox, SandboxKind)
-        container = self._container()
-        if container is not None and not kind.has_images:
-            raise UsageError(f"{container[0]}: only containers have this; give --sandbox podman or --sandbox docker")
         return {
-            "sandbox": kind,
-            "sandbox_network": _parse_choice("--sandbox-network", self.sandbox_network, SandboxNetwork),
+            "sandbox": self.sandbox,
+            "sandbox_network": self.sandbox_network,
             "sandbox_read": tuple(self.sandbox_read or ()),
             "pass_env": tuple(self.pass_env or ()),
-            **({} if container is None else {"container": container[1]}),
+            "container": self._container(),
         }
 
-    def _container(self) -> "tuple[str, ContainerSettings] | None":
-        """The first flag about containers that was given, and the settings from all of them; None if none was given."""
-        from rolltape.collect.sandboxes import ContainerSettings
-
-        flags = {
-            "--sandbox-image": ("image", self.image),
-            "--sandbox-cpus": ("cpus", self.cpus),
-            "--sandbox-memory": ("memory", self.memory),
-            "--sandbox-processes": ("processes", self.processes),
-            "--sandbox-mount": ("mounts", tuple(map(_with_absolute_source, self.mount or ())) or None),
-            "--sandbox-env": ("env", dict(map(_parse_variable, self.env or ())) or None),
-            "--sandbox-user": ("user", self.user),
-            "--sandbox-workdir": ("workdir", self.workdir),
+    def _container(self) -> ContainerSettings:
+        """The settings of containers. Other sandboxes have none, so their flags are refused."""
+        fields = {
+            **values_for(ContainerSettings, self),
+            "mounts": tuple(map(_with_absolute_source, self.mount or ())) or None,
+            "env": dict(map(_parse_variable, self.env or ())) or None,
         }
-        given = {flag: field for flag, field in flags.items() if field[1] is not None}
-        if not given:
-            return None
+        given = {name: value for name, value in fields.items() if value is not None}
+        if given and not self.sandbox.has_images:
+            flag = "--sandbox-mount" if "mounts" in given else f"--sandbox-{next(iter(given))}"
+            raise UsageError(f"{flag}: only containers have this; give --sandbox podman or --sandbox docker")
         try:
-            settings = msgspec.convert(dict(given.values()), ContainerSettings)
+            return msgspec.convert(given, ContainerSettings)
         except (CollectError, msgspec.ValidationError) as error:
             raise UsageError(str(error)) from None
-        return next(iter(given)), settings
 
 
 def _with_absolute_source(mount: str) -> str:
@@ -124,10 +106,3 @@ def _parse_variable(text: str) -> tuple[str, str]:
     if not equals:
         raise UsageError(f"--sandbox-env {text}: there is no value; write NAME=VALUE, or use --pass-env")
     return name, value
-
-
-def _parse_choice(flag: str, given: str, kind: type[T]) -> T:
-    try:
-        return kind(given)
-    except ValueError:
-        raise UsageError(f"{flag} {given}: unknown; use {', '.join(kind)}") from None

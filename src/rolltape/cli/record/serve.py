@@ -13,7 +13,7 @@ from rolltape.cli.options import (
     require_url,
     sampling_option,
 )
-from rolltape.cli.parameters import argument, option
+from rolltape.cli.parameters import argument, option, values_for
 
 
 def serve(
@@ -85,11 +85,7 @@ def serve(
         keep_admin_key=True,
         open=open_,
         open_idle_s=open_idle_s,
-        model_name=engines.served_model_name,
-        renderer=engines.renderer,
         thinking=thinking,
-        thinking_retention=engines.thinking_retention,
-        constrain=engines.constrain,
         images=images,
         special_text=special_text,
         forced=engines.forced_sampling(),
@@ -97,12 +93,13 @@ def serve(
         patience=Patience(retry_s=engines.engine_retry_s),
         wait_engine_s=wait_engine_s,
         drain_s=drain_s,
+        **values_for(GatewaySettings, engines),
     )
     opened = partial(
         open_engines,
         engines.engines,
         api_key=engines.engine_key,
-        logprob_kind=engines.logprobs,
+        logprob_kind=engines.logprob_kind,
         routed_experts=engines.routed_experts,
         kept_ids=engines.kept_ids,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from rolltape import export as files
 from rolltape.cli.options import RunArgument, Selection, TrainingOptions, WholePromptsOption
@@ -49,29 +49,27 @@ class ExportFormat(enum.StrEnum):
     INSPECT = "inspect"
 
 
-FORMATS: tuple[str, ...] = (ExportFormat.JSONL, ExportFormat.PARQUET, *FRAMEWORKS, *list(ExportFormat)[2:])
-OWN_FORMATS: tuple[str, ...] = (ExportFormat.JSONL, ExportFormat.PARQUET)
-_SUFFIXES: dict[str, str] = {
-    ".parquet": ExportFormat.PARQUET,
-    ".jsonl": ExportFormat.JSONL,
-    ".ndjson": ExportFormat.JSONL,
-    ".json": ExportFormat.JSONL,
-}
-_BINARY: dict[str, str] = {ExportFormat.PARQUET: "Parquet"} | {
-    name: ".npz" for name, one in FRAMEWORKS.items() if ".npz" in one.endings
-}
+class _FormatFacts(NamedTuple):
+    """What a format can write, the first by default, and the endings of its files; none for a folder."""
+
+    kinds: tuple[ExportKind, ...]
+    endings: tuple[str, ...] = ()
+
+
 _TABLES = (ExportKind.SAMPLES, ExportKind.TURNS, ExportKind.ROLLOUTS, ExportKind.CONVERSATIONS)
-# What formats can write, the first by default. Those of frameworks write samples.
-KINDS_OF_FORMAT: dict[str, tuple[ExportKind, ...]] = {
-    ExportFormat.JSONL: tuple(ExportKind),
-    ExportFormat.PARQUET: _TABLES,
-    ExportFormat.MESSAGES: (ExportKind.CONVERSATIONS,),
-    ExportFormat.DATASETS: (ExportKind.CONVERSATIONS, *_TABLES),
-    ExportFormat.ATIF: (ExportKind.ROLLOUTS,),
-    ExportFormat.INSPECT: (ExportKind.ROLLOUTS,),
+OWN_FORMATS: dict[str, _FormatFacts] = {
+    ExportFormat.JSONL: _FormatFacts(tuple(ExportKind), (".jsonl", ".ndjson", ".json")),
+    ExportFormat.PARQUET: _FormatFacts(_TABLES, (".parquet",)),
 }
-_ENDINGS: dict[str, tuple[str, ...]] = {ExportFormat.MESSAGES: (".jsonl",), ExportFormat.INSPECT: (".eval", ".json")}
-_FOLDERS = (ExportFormat.DATASETS, ExportFormat.ATIF)
+FORMATS: dict[str, _FormatFacts] = {
+    **OWN_FORMATS,
+    **{name: _FormatFacts((ExportKind.SAMPLES,), one.endings) for name, one in FRAMEWORKS.items()},
+    ExportFormat.MESSAGES: _FormatFacts((ExportKind.CONVERSATIONS,), (".jsonl",)),
+    ExportFormat.DATASETS: _FormatFacts((ExportKind.CONVERSATIONS, *_TABLES)),
+    ExportFormat.ATIF: _FormatFacts((ExportKind.ROLLOUTS,)),
+    ExportFormat.INSPECT: _FormatFacts((ExportKind.ROLLOUTS,), (".eval", ".json")),
+}
+_BINARY = {".parquet": "Parquet", ".npz": ".npz"}
 
 
 def export(
@@ -112,16 +110,17 @@ def export(
     """
     policy, credit = training.cut_policy(), training.credit()
     form = _resolve_format(form, out)
-    if form in _BINARY and out == "-" and sys.stdout.isatty():
-        raise UsageError(f"-o: {_BINARY[form]} cannot be written to a terminal; name a file")
-    known = KINDS_OF_FORMAT.get(form, (ExportKind.SAMPLES,))
+    known, endings = FORMATS[form]
+    binary = next((_BINARY[ending] for ending in endings if ending in _BINARY), None)
+    if binary is not None and out == "-" and sys.stdout.isatty():
+        raise UsageError(f"-o: {binary} cannot be written to a terminal; name a file")
     what = what or known[0]
     if what not in known and form == ExportFormat.PARQUET:
         raise UsageError(f"--what {what}: {what} have no Parquet form; use --format jsonl")
     if what not in known:
         raise UsageError(f"--format {form} writes {' or '.join(dict.fromkeys(known))}, not --what {what}")
-    if form in (*_FOLDERS, ExportFormat.INSPECT) and out == "-":
-        raise UsageError(f"-o: --format {form} writes a {'folder' if form in _FOLDERS else 'log'}; name one")
+    if out == "-" and (not endings or form == ExportFormat.INSPECT):
+        raise UsageError(f"-o: --format {form} writes a {'log' if endings else 'folder'}; name one")
     if temperature is not None and form != "prime-rl":
         raise UsageError("--temperature needs --format prime-rl")
     if without_logprobs and not (form in FRAMEWORKS and FRAMEWORKS[form].form.optional_logprobs):
@@ -155,26 +154,24 @@ def export(
             )
             written = _write_for_framework(form, selected.samples(policy, credit), out, choices)
     if out != "-":
-        note(f"{written:,} {what if written != 1 else what[:-1]} written to {out}")
+        note(f"{plural(written, what[:-1])} written to {out}")
     return report_problems(tape)
 
 
 def _resolve_format(asked: str | None, out: str) -> str:
     """The requested format, else that of the file's suffix. They must not contradict each other."""
     suffix = Path(out).suffix
-    if asked is not None and asked not in FORMATS:
+    named = next((name for name, own in OWN_FORMATS.items() if suffix in own.endings), None)
+    if asked is None:
+        return named or ExportFormat.JSONL
+    if asked not in FORMATS:
         raise UsageError(f"--format: {asked!r} is no format; use {either(FORMATS)}")
-    if asked in _FOLDERS:
-        return asked
-    if asked is not None and asked not in OWN_FORMATS:
-        expected = _ENDINGS.get(asked) or FRAMEWORKS[asked].endings
-        if suffix and suffix not in expected and out != "-":
-            raise UsageError(f"--format {asked} is written as {' or '.join(expected)}, but -o {out} ends in {suffix}")
-        return asked
-    named = _SUFFIXES.get(suffix)
-    if asked is not None and named is not None and asked != named:
+    endings = FORMATS[asked].endings
+    if asked in OWN_FORMATS and named not in (None, asked):
         raise UsageError(f"--format {asked} contradicts -o {out}, which ends in {suffix}; drop one of them")
-    return asked or named or ExportFormat.JSONL
+    if asked not in OWN_FORMATS and endings and suffix and suffix not in endings and out != "-":
+        raise UsageError(f"--format {asked} is written as {' or '.join(endings)}, but -o {out} ends in {suffix}")
+    return asked
 
 
 def _write_rows(form: str, write: Callable[..., int], out: str) -> int:

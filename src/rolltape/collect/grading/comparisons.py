@@ -7,7 +7,7 @@ from rolltape.collect.environments.protocol import AGENT, Environment, GroupEnvi
 from rolltape.collect.grading.grades import compare_attempts, load_ended, record_score
 from rolltape.collect.plan import EarlierRollouts, RolloutIdentity, RolloutState
 from rolltape.collect.records import NOT_COMPARED, add_score
-from rolltape.collect.results import RolloutResult, earlier_result
+from rolltape.collect.results import RolloutResult, ended_result
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.sources import TaskSource
 from rolltape.collect.tasks import Task, seed_of
@@ -87,7 +87,7 @@ class GroupComparisons:
             record_score(self._tape, rollout, scores[rollout], environment.name)
         with_record = self._settings.with_records
         earlier_results = [
-            earlier_result(one, task_index, AGENT, with_record=with_record)
+            ended_result(one, task_index, AGENT, with_record=with_record, before=True)
             for one in before.values()
             if one.id in scores
         ]

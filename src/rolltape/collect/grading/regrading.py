@@ -32,15 +32,14 @@ from rolltape.collect.grading.grades import (
     score_seats,
     unpack_folder,
 )
-from rolltape.collect.plan import earlier_collections, seat_agent
+from rolltape.collect.plan import RolloutIdentity, earlier_collections, seat_agent
 from rolltape.collect.records import launch_facts, main_turns
-from rolltape.collect.results import OnResults, RolloutResult, earlier_result
+from rolltape.collect.results import OnResults, RolloutResult, ended_result
 from rolltape.collect.sandboxes import ContainerOwner, Sandboxes, SandboxKind, open_sandbox
 from rolltape.collect.sandboxes.checks import WorkspaceChecks
 from rolltape.collect.sandboxes.workspace import remove
 from rolltape.collect.tasks import Task, seed_of
 from rolltape.errors import CollectError
-from rolltape.records.ids import rollout_ids
 from rolltape.records.jsonable import canonical_json
 from rolltape.records.rollout import UNGRADED, Rollout, RolloutHead, Status
 from rolltape.records.turn import Finish
@@ -201,7 +200,7 @@ class Regrading:
 
     def _result(self, rollout: Rollout, score: Score) -> RolloutResult:
         task_index, seat = launch_facts(rollout.head).get("task_index", 0), _seat(rollout.head)
-        result = earlier_result(rollout, task_index, seat, with_record=self._with_records)
+        result = ended_result(rollout, task_index, seat, with_record=self._with_records, before=True)
         return result._replace(reason=score.reason)
 
 
@@ -222,16 +221,8 @@ def _attempt_key(head: RolloutHead) -> object:
 
 def _attempt_id(head: RolloutHead) -> str:
     """The rollout id from which an attempt's seed is made, the same for all seats."""
-    return rollout_ids(
-        head.run,
-        source=head.source,
-        task_id=head.task_id,
-        task=head.task,
-        step=head.step,
-        attempts=[head.attempt],
-        model=head.model,
-        agent=_base_agent(head) or None,
-    )[0]
+    identity = RolloutIdentity(head.run, head.step, head.model or "", _base_agent(head))
+    return identity.rollout_id(_task(head), head.attempt)
 
 
 def _task(head: RolloutHead) -> Task:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -12,8 +12,8 @@ from rolltape.collect.agents import AgentOutcome, Connection, StepRecord, is_pro
 from rolltape.collect.environments.protocol import AGENT, Ended, Score
 from rolltape.collect.grading.grades import keep_folder
 from rolltape.collect.plan import PlannedAttempt, RolloutIdentity, seat_agent
-from rolltape.collect.records import LAUNCH, build_record
-from rolltape.collect.results import RolloutResult, usage_of
+from rolltape.collect.records import LAUNCH
+from rolltape.collect.results import RolloutResult, ended_result, usage_of
 from rolltape.collect.sandboxes import SandboxNetwork
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.tasks import Task, seed_of
@@ -21,31 +21,12 @@ from rolltape.gateway.finished import Ending, as_delivered
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.sessions import OpenSession, SessionSpec
 from rolltape.gateway.wire import base_urls
-from rolltape.records.rollout import UNGRADED, Event, EventKind, Rollout, Session, Status, StopReason
+from rolltape.records.rollout import Event, EventKind, Rollout, Session, Status, StopReason
 from rolltape.samples import linearize
 from rolltape.traces import Capture, TraceWriter
 from rolltape.traces.writer import is_captured
 
 _SEEDS = 2**31  # engines accept smaller seeds only
-
-
-class _SeatEnd(NamedTuple):
-    """How a seat ended."""
-
-    status: Status
-    reason: str | None
-    agent: Mapping[str, Any]  # exit code, signal and time-out of the agent; its last text; what a comparison looks at
-    stop_reason: StopReason | None = None
-    reward: float | None = None
-    terms: Mapping[str, float] = {}
-    ended: Ended | None = None
-
-    def to_compare(self) -> Ended | None:
-        """The seat's end for a comparison, without the working directory, which is removed by then."""
-        if self.ended is None:
-            return None
-        text = self.agent.get("compared", self.ended.text)
-        return msgspec.structs.replace(self.ended, text=text, folder=None, checks=None)
 
 
 class SeatSessions:
@@ -176,16 +157,19 @@ class SeatSessions:
         agent = _agent_end(outcome) | self._own_text(seat, ended)
         if score.compared is not None:
             agent |= {"compared": score.compared}
-        reason = None
         if score.ungraded is not None:
-            reason = f"{UNGRADED}{score.ungraded}"
             agent |= await self._keep_for_grading(session, ended, trace.total_reward)
         total = self._end_trace(seat, agent, reward=score.reward, reward_data=score.reward_data)
         reward = None if score.reward is None or score.ungraded is not None else total
         terms = dict(score.terms) if reward is not None else {}
-        ending = Ending(reward=reward, reward_terms=terms, stop_reason=ended.stop_reason, reason=reason, samples=False)
+        stop, reason = ended.stop_reason, score.reason
+        ending = Ending(reward=reward, reward_terms=terms, stop_reason=stop, reason=reason, samples=False)
         await self._service.finish(session.id, ending)
-        self._add_result(seat, _SeatEnd(Status.FINISHED, reason, agent, ended.stop_reason, reward, terms, ended))
+        # For a comparison, without the working directory, which is removed by then.
+        text = ended.text if score.compared is None else score.compared
+        compared = msgspec.structs.replace(ended, text=text, folder=None, checks=None)
+        end = {"status": Status.FINISHED, "stop_reason": stop, "reason": reason}
+        self._add_result(seat, agent, end, None if reward is None else {"reward": reward, "terms": terms}, compared)
 
     def _own_text(self, seat: str, ended: Ended) -> dict[str, str]:
         """The agent's last text, unless it is that of the last reply on the tape."""
@@ -214,7 +198,7 @@ class SeatSessions:
             error = session.engine_wait().error
             reason = why if error is None or error in why else f"{why} ({error})"
             await self._service.drop(session.id, reason)
-            self._add_result(seat, _SeatEnd(Status.FAILED, reason, agent))
+            self._add_result(seat, agent, {"status": Status.FAILED, "stop_reason": None, "reason": reason})
         return self.results
 
     def _end_trace(self, seat: str, agent: Mapping[str, Any], **final: Any) -> float | None:
@@ -224,41 +208,48 @@ class SeatSessions:
             rollout.append_event(rollout.encode_event(EventKind.TRACE, {"step": None, "extra": dict(agent)}))
         return trace.final(**final, extra=agent or None)
 
-    def _add_result(self, seat: str, end: _SeatEnd) -> None:
-        session = self._sessions.pop(seat)
-        settings = self._settings
-        rollout = self._build_rollout(seat, session, end) if settings.with_records or settings.with_fates else None
-        result = RolloutResult.of(
-            session.rollout.head,
+    def _add_result(
+        self,
+        seat: str,
+        agent: Mapping[str, Any],
+        end: dict[str, Any],
+        score: dict[str, Any] | None = None,
+        ended: Ended | None = None,
+    ) -> None:
+        """Add the result of a seat that has ended. `end` and `score` are the events that the tape has of it."""
+        settings, session = self._settings, self._sessions.pop(seat)
+        rollout = self._build_rollout(seat, session, agent, end, score)
+        result = ended_result(
+            rollout,
             self._planned.task_index,
             seat,
-            status=end.status,
-            reward=end.reward,
-            stop_reason=end.stop_reason,
-            reason=end.reason,
-            turns=session.recorder.turn_count,
-            sampled_tokens=session.recorder.sampled_tokens,
+            with_record=settings.with_records,
             usage=usage_of(session.recorder.turns, settings),
-            ended=end.to_compare(),
-            record=build_record(rollout) if rollout is not None and settings.with_records else None,
-            fates=_count_fates(rollout) if rollout is not None and settings.with_fates else None,
+            ended=ended,
+            fates=_count_fates(rollout) if settings.with_fates else None,
         )
         self.results.append(result)
 
-    def _build_rollout(self, seat: str, session: OpenSession, end: _SeatEnd) -> Rollout:
+    def _build_rollout(
+        self,
+        seat: str,
+        session: OpenSession,
+        agent: Mapping[str, Any],
+        end: dict[str, Any],
+        score: dict[str, Any] | None,
+    ) -> Rollout:
         """Build the rollout without reading the tape, equal to what a reader would get."""
         head = session.rollout.head
 
         def event(kind: EventKind, data: dict[str, Any]) -> Event:
             return Event("", 0, time.time_ns(), kind.value, head.id, head.try_index, None, None, data)
 
-        finish = {"status": end.status, "stop_reason": end.stop_reason, "reason": end.reason}
         trace = self._traces[seat]
-        events = [*trace.events, event(EventKind.FINISH, finish)]
-        if end.agent and not trace.captures:
-            events.append(event(EventKind.TRACE, {"step": None, "extra": dict(end.agent)}))
-        if end.reward is not None:
-            events.append(event(EventKind.SCORE, {"reward": end.reward, "terms": dict(end.terms)}))
+        events = [*trace.events, event(EventKind.FINISH, end)]
+        if agent and not trace.captures:
+            events.append(event(EventKind.TRACE, {"step": None, "extra": dict(agent)}))
+        if score is not None:
+            events.append(event(EventKind.SCORE, score))
         turns = [as_delivered(turn, session.deliveries) for turn in session.recorder.turns]
         return Rollout(head, [Session(session.recorder.head, turns)], events, writer_alive=True)
 

@@ -44,11 +44,6 @@ _ETC = {
     "hosts": "127.0.0.1 localhost sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-_REACH = {
-    SandboxNetwork.NONE: "and reach nothing, not even the gateway",
-    SandboxNetwork.GATEWAY: "and reach the gateway alone",
-    SandboxNetwork.HOST: "and reach whatever this machine reaches, engines and its own ports included",
-}
 _LONGEST_REPORT = 4096  # bytes
 _SIGNALED = 128  # bwrap's exit code for a signal is this plus its number
 _ISOLATED = ("--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox")
@@ -72,10 +67,8 @@ class Bubblewrap(HostSandbox):
 
     def __init__(self, settings: BubblewrapSettings, gateway: ListeningGateway | None) -> None:
         self._settings = settings
-        reach = _REACH[settings.network]
-        self.confinement = Confinement(
-            "bwrap", f"sandbox bwrap: agents see their workspace and a read-only system, {reach}"
-        )
+        says = f"sandbox bwrap: agents see their workspace and a read-only system, and {settings.network.reach}"
+        self.confinement = Confinement("bwrap", says)
         self._gateway = gateway
         settings.etc.mkdir(parents=True, exist_ok=True)
         for name, text in _ETC.items():

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 import re
@@ -9,11 +10,10 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rolltape.collect.sandboxes.container_settings import ContainerSettings
 from rolltape.collect.sandboxes.protocol import SandboxKind, SandboxNetwork
-from rolltape.collect.sandboxes.seccomp import write_filter
 from rolltape.errors import CollectError
 from rolltape.tape.journal.file import is_alive
 
@@ -33,6 +33,17 @@ _NETWORKS = {
     SandboxNetwork.BRIDGE: "bridge",
     SandboxNetwork.HOST: "host",
 }
+# podman's default filter of system calls gets stricter: no user namespaces, and no calls that attacks often use.
+# Docker's default filter refuses these already.
+_PROFILES = (Path("/etc/containers/seccomp.json"), Path("/usr/share/containers/seccomp.json"))
+_CLONE_NEWUSER = 0x10000000  # of linux/sched.h
+_BY_FLAGS = ("clone", "unshare")  # allowed without the flag above, which is in their first argument
+_UNKNOWN = "clone3"  # its flags are in memory, which a filter cannot read; the C library falls back to clone
+_ENOSYS = 38
+_NEVER = {
+    *("add_key", "request_key", "keyctl", "perf_event_open", "bpf", "userfaultfd"),
+    *("io_uring_setup", "io_uring_enter", "io_uring_register"),
+}
 
 
 class ContainerOwner(NamedTuple):
@@ -50,7 +61,7 @@ class ContainerProgram:
         self.kind = kind
         self._nothing = scratch / "nothing"
         self._nothing.mkdir(exist_ok=True)
-        self._filter = write_filter(scratch / "seccomp.json") if kind is SandboxKind.PODMAN else None
+        self._filter = _write_filter(scratch / "seccomp.json") if kind is SandboxKind.PODMAN else None
         self._path = path
         self._owner = owner
         self._images: dict[str, asyncio.Task[str]] = {}
@@ -204,3 +215,25 @@ def digest_folder(folder: Path) -> str:
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode & 0o111}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _write_filter(path: Path) -> Path | None:
+    """Write the filter for podman; None if podman's default filter is missing here, or has another form."""
+    try:
+        profile = json.loads(next(one for one in _PROFILES if one.is_file()).read_bytes())
+        path.write_text(json.dumps(_tighten(profile)))
+    except (StopIteration, OSError, ValueError, KeyError, TypeError):
+        return None
+    return path
+
+
+def _tighten(profile: dict[str, Any]) -> dict[str, Any]:
+    taken = {*_BY_FLAGS, _UNKNOWN, *_NEVER}
+    rules = [rule | {"names": [name for name in rule["names"] if name not in taken]} for rule in profile["syscalls"]]
+    without = [{"index": 0, "value": _CLONE_NEWUSER, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]
+    own = [
+        {"names": list(_BY_FLAGS), "action": "SCMP_ACT_ALLOW", "args": without},
+        {"names": [_UNKNOWN], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
+        {"names": sorted(_NEVER), "action": "SCMP_ACT_ERRNO", "errnoRet": 1},
+    ]
+    return profile | {"syscalls": [*(rule for rule in rules if rule["names"]), *own]}

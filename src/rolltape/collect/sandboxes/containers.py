@@ -57,12 +57,6 @@ _CLONE_NEWNET = 0x40000000  # of linux/sched.h
 _MAX_FETCHED_BYTES = 2**30
 _ERROR_BYTES = 2000
 _REMOVAL_WAITS_S = (0.0, 1.0, 5.0, 20.0)  # before each try
-_REACH = {
-    SandboxNetwork.NONE: "reach nothing, not even the gateway",
-    SandboxNetwork.GATEWAY: "reach the gateway alone",
-    SandboxNetwork.BRIDGE: "reach the gateway and what the bridge network reaches, other containers on it included",
-    SandboxNetwork.HOST: "reach whatever this machine reaches, engines and its own ports included",
-}
 
 
 class ContainersSetup(NamedTuple):
@@ -84,7 +78,7 @@ class Containers:
         self.for_functions = for_functions
         kind, image = setup.program.kind, setup.settings.image or "of their tasks"
         self.confinement = Confinement(
-            str(kind), f"sandbox {kind}: agents see a container of the image {image}, and {_REACH[setup.network]}"
+            str(kind), f"sandbox {kind}: agents see a container of the image {image}, and {setup.network.reach}"
         )
 
     @asynccontextmanager

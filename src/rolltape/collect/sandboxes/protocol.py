@@ -40,9 +40,22 @@ class SandboxNetwork(StrEnum):
     HOST = "host"  # everything that this machine reaches, including its own ports
 
     @property
+    def reach(self) -> str:
+        """What programs reach, in words."""
+        return _REACH[self]
+
+    @property
     def has_listener(self) -> bool:
         """Whether the gateway listens inside, in a network that is not this machine's."""
         return self in (SandboxNetwork.GATEWAY, SandboxNetwork.BRIDGE)
+
+
+_REACH = {
+    SandboxNetwork.NONE: "reach nothing, not even the gateway",
+    SandboxNetwork.GATEWAY: "reach the gateway alone",
+    SandboxNetwork.BRIDGE: "reach the gateway and what the bridge network reaches, other containers on it included",
+    SandboxNetwork.HOST: "reach whatever this machine reaches, engines and its own ports included",
+}
 
 
 class ListeningGateway(Protocol):

@@ -5,7 +5,7 @@ import math
 import msgspec
 import numpy as np
 
-from rolltape.records.wording import number
+from rolltape.records.wording import number, plural
 from rolltape.view.run.rows import Array
 
 METHOD = (
@@ -38,7 +38,8 @@ class PairedTest(msgspec.Struct, frozen=True):
         if not self.tasks:
             return f"No task has {_article(what)} on both sides, so nothing can be compared."
         if self.verdict == "same":
-            return f"No difference: the {what} of each of the {_tasks(self.tasks)} is the same on both sides."
+            which = "the one task" if self.tasks == 1 else f"each of the {plural(self.tasks, 'task')}"
+            return f"No difference: the {what} of {which} is the same on both sides."
         found = {
             "higher": f"B has the higher {what}",
             "lower": f"B has the lower {what}",
@@ -46,7 +47,7 @@ class PairedTest(msgspec.Struct, frozen=True):
             "unknown": f"Too little to tell whether the {what} differs",
         }[self.verdict]
         assert self.difference is not None
-        figures = f"{_signed(self.difference)} over {_tasks(self.tasks)}"
+        figures = f"{_signed(self.difference)} over {plural(self.tasks, 'task')}"
         if self.low is not None and self.high is not None and self.p is not None:
             figures += f", 95% interval {_signed(self.low)} to {_signed(self.high)}, p {_p_words(self.p)}"
         rough = " With so few tasks the interval is rough." if self.p is not None and self.tasks < _FEW else ""
@@ -149,10 +150,6 @@ def _signed(difference: float) -> str:
 
 def _p_words(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.2g}"
-
-
-def _tasks(count: int) -> str:
-    return f"{count:,} {'task' if count == 1 else 'tasks'}"
 
 
 def _article(what: str) -> str:

@@ -1,7 +1,6 @@
 """Answers about one rollout: turns, branches, forks, samples and ledger; its raw records; two policies compared."""
 
 import math
-from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,11 +9,10 @@ import msgspec
 from rolltape.records.fork import Fork
 from rolltape.records.jsonable import canonical_json
 from rolltape.records.messages import Message
-from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, Status
 from rolltape.records.sample import Fate, Span
 from rolltape.records.turn import Turn
-from rolltape.samples import Linearized, linearize
+from rolltape.samples import Linearized
 from rolltape.samples.claims import LinearizedSession
 from rolltape.samples.compare import Comparison
 from rolltape.samples.facts import seconds_of
@@ -29,16 +27,9 @@ _ELSEWHERE = (EventKind.TRACE, EventKind.DELIVERY)  # shown in the trace, and wi
 _SAMPLES_WITH_SPANS = 64  # beyond this number samples have no spans, of which a branch has as many as turns
 
 
-def linearize_now(rollout: Rollout, policy: CutPolicy, versions: Sequence[str]) -> Linearized:
-    """A rollout under a policy; a running one is treated as if it had ended now."""
-    return linearize(rollout, policy, versions=versions, as_if_finished=rollout.status is Status.RUNNING)
-
-
-def build_detail(
-    rollout: Rollout, made: Linearized, advantage: float | None, spellings: Spellings | None = None
-) -> dict[str, Any]:
+def build_detail(made: Linearized, advantage: float | None, spellings: Spellings) -> dict[str, Any]:
     """Everything that the page shows of a rollout, except its tokens."""
-    messages = MessageRenderer()
+    rollout, messages = made.rollout, MessageRenderer()
     fates = made.ledger.by_turn()
     return {
         "head": to_plain(rollout.head),
@@ -47,10 +38,7 @@ def build_detail(
         "events": [to_plain(event) for event in rollout.events if event.kind not in _ELSEWHERE],
         "trace": _trace(rollout),
         "annotations": build_annotations(rollout.annotations),
-        "sessions": [
-            _session(one, fates, messages, None if spellings is None else spellings.of(one.session))
-            for one in made.sessions
-        ],
+        "sessions": [_session(one, fates, messages, spellings.of(one.session)) for one in made.sessions],
         **_samples(made, advantage),
         "as_if_finished": rollout.status is Status.RUNNING,
     }

@@ -1,4 +1,4 @@
-"""`RolloutAnswers`: answers about single rollouts and groups. Each method returns a function for a thread to run."""
+"""`RolloutAnswers`: finds and loads the rollouts that answers are about, and answers about groups of them."""
 
 import sqlite3
 import threading
@@ -8,21 +8,12 @@ from typing import Any
 import numpy as np
 
 from rolltape.errors import DamagedTapeError, NoAnswer
-from rolltape.records.messages import Message
 from rolltape.records.policy import Credit
-from rolltape.records.rollout import Rollout, Status
 from rolltape.samples import group_advantages
-from rolltape.samples.compare import compare
 from rolltape.samples.spelling import Spellings
-from rolltape.tape.index.search import distinct_messages
-from rolltape.tape.stored import Key, Problem
-from rolltape.view.annotating import build_annotations
-from rolltape.view.answers import parse_policy, to_plain
-from rolltape.view.rollout.detail import build_comparison, build_detail, build_raw, linearize_now
+from rolltape.tape.stored import Key
 from rolltape.view.rollout.grouping import build_group, read_conversation, render_conversation
-from rolltape.view.rollout.images import Image, find_images
-from rolltape.view.rollout.masking import Mask
-from rolltape.view.rollout.tokens import pack_sample, pack_turn, read_turn
+from rolltape.view.rollout.shown_rollout import LoadedRollout, ShownRollout
 from rolltape.view.run.overview import describe_rewards
 from rolltape.view.run.run_answers import RunAnswers, Work
 from rolltape.view.served_runs import ServedRun
@@ -38,134 +29,20 @@ class RolloutAnswers(RunAnswers):
         super().__init__(run)
         self._spellings = Spellings()
         self._lock = threading.Lock()  # for loading, and for the cached rollouts
-        self._held: dict[tuple[int, int], Rollout] = {}
-        self._missing: dict[Key, list[str]] = {}  # of loaded rollouts: their unreadable parts
+        self._held: dict[tuple[int, int], LoadedRollout] = {}
 
-    def rollout(self, row: int, policy: str | None) -> Work:
-        """Everything about a rollout."""
-        load, chosen = self._loader(row), parse_policy(policy)
-        versions, advantage = self.listing().versions, self._advantage(row)
-        shown, tries = self.listing().row(row), sorted(self.run.state.rows.tries(self.run.state.rows.ids[row]))
-
-        def work() -> dict[str, Any]:
-            rollout = load()
-            made = linearize_now(rollout, chosen, versions)
-            detail = build_detail(rollout, made, advantage, self._spellings)
-            return {"row": shown, **detail, "tries": tries, "problems": self._missing.get(rollout.key, [])}
-
-        return work
-
-    def annotate(self, row: int, write: Callable[[Rollout], None]) -> Work:
-        """Call `write` with a rollout. Return its tags and notes afterwards."""
-        load = self._loader(row)
-
-        def work() -> dict[str, Any]:
-            rollout = load()
-            write(rollout)
-            self.run.index.advance()
-            return build_annotations(self.run.index.annotations(rollout.key))
-
-        return work
-
-    def raw(self, row: int) -> Work:
-        load = self._loader(row)
-        return lambda: build_raw(load())
-
-    def texts(self, row: int) -> Work:
-        """All texts of a rollout: those of its head, its messages and its events."""
-        load = self._loader(row)
-
-        def work() -> list[Any]:
-            rollout = load()
-            messages = [message.to_dict() for message in distinct_messages(rollout)]
-            return [to_plain(rollout.head), *messages, *map(to_plain, rollout.events)]
-
-        return work
-
-    def message(self, row: int, digest: str) -> Work:
-        """A complete message by its digest."""
-        find = self._message(row, digest)
-        return lambda: {"message": find().to_dict()}
-
-    def image(self, row: int, digest: str, index: int) -> Callable[[], Image]:
-        """An image of a message, by its index."""
-        find = self._message(row, digest)
-
-        def work() -> Image:
-            images = find_images(find().to_dict())
-            if index >= len(images) or images[index].type is None:
-                raise NoAnswer(f"message {digest[:64]!r} has no image {index} that can be shown", 404)
-            return images[index]
-
-        return work
-
-    def images(self, row: int) -> Callable[[], list[tuple[str, int, bytes]]]:
-        """All images of a rollout that can be shown: the digest of the message, the index in it, the bytes."""
-        load = self._loader(row)
-        return lambda: [
-            (message.digest.hex(), index, image.content)
-            for message in distinct_messages(load())
-            for index, image in enumerate(find_images(message.to_dict()))
-            if image.type is not None
-        ]
-
-    def _message(self, row: int, digest: str) -> Callable[[], Message]:
-        load = self._loader(row)
-
-        def work() -> Message:
-            for message in distinct_messages(load()):
-                if message.digest.hex() == digest:
-                    return message
-            raise NoAnswer(f"the rollout has no message {digest[:64]!r}", 404)
-
-        return work
-
-    def tokens(
-        self, row: int, index: int, policy: str | None, *, record: str | None = None, mask: Mask | None = None
-    ) -> Work:
-        """A sample's tokens, packed, with the columns of the trainer's record at `record`, or of the latest."""
-        load, chosen = self._loader(row), parse_policy(policy)
-        versions, advantage = self.listing().versions, self._advantage(row)
-
-        def work() -> bytes:
-            rollout = load()
-            made = linearize_now(rollout, chosen, versions)
-            if index >= len(made):
-                raise NoAnswer(f"the rollout has {len(made)} samples under {chosen.name}, and no sample {index}", 404)
-            sample = made.sample(index, advantage)
-            session = next(one for one in rollout.sessions if one.id == sample.session)
-            records = self.run.records
-            exported = None if records is None else records.find(sample, record)
-            if exported is None and record:
-                raise NoAnswer(f"the trainer wrote no record {record[:40]!r} of sample {index}", 404)
-            return pack_sample(sample, session, self._spellings.of(session), exported, mask)
-
-        return work
-
-    def turn_tokens(self, row: int, turn: str) -> Work:
-        """A turn's tokens, prompt and reply, packed."""
-        load, chosen, versions = self._loader(row), parse_policy(None), self.listing().versions
-
-        def work() -> bytes:
-            rollout = load()
-            tokens = read_turn(linearize_now(rollout, chosen, versions), turn)
-            if tokens is None:
-                raise NoAnswer(f"the rollout has no turn {turn[:64]!r}", 404)
-            session = next(one for one in rollout.sessions if turn.startswith(f"{one.id}."))
-            return pack_turn(tokens, session, self._spellings.of(session))
-
-        return work
-
-    def compare(self, row: int, left: str | None, right: str | None) -> Work:
-        load, one, other = self._loader(row), parse_policy(left or "exact"), parse_policy(right or "keep-head")
-        versions, advantage = self.listing().versions, self._advantage(row)
-
-        def work() -> dict[str, Any]:
-            rollout = load()
-            running = rollout.status is Status.RUNNING
-            return build_comparison(compare(rollout, one, other, versions=versions, as_if_finished=running), advantage)
-
-        return work
+    def shown(self, row: int) -> ShownRollout:
+        """The rollout in a row of the table, as the index has it now."""
+        listing, rows = self.listing(), self.run.state.rows
+        return ShownRollout(
+            run=self.run,
+            row=listing.row(row),
+            tries=sorted(rows.tries(rows.ids[row])),
+            advantage=self._advantage(row),
+            versions=listing.versions,
+            spellings=self._spellings,
+            load=self._loader(row),
+        )
 
     def group(self, group: str, only: Collection[int] | None = None) -> Work:
         """The attempts at one task, or only those in some rows; for each rollout the try that counts.
@@ -180,7 +57,7 @@ class RolloutAnswers(RunAnswers):
         shown = sorted(shown, key=lambda row: (rows.get("attempt", row), row))[:_MOST_IN_A_GROUP]
         attempts = [(listing.row(row), self._loader(row)) for row in shown]
         whole = {"attempts": len(counted), "reward": describe_rewards(listing.rewards[counted])}
-        return lambda: build_group(group, [(row, load()) for row, load in attempts]) | whole
+        return lambda: build_group(group, [(row, load().rollout) for row, load in attempts]) | whole
 
     def conversation(self, row: int) -> Work:
         """A rollout's row with its messages, and the rows of all attempts at its task."""
@@ -195,7 +72,7 @@ class RolloutAnswers(RunAnswers):
         shown = {"r": self.run.name, "run": self.run.title, **listing.row(row)}
 
         def work() -> dict[str, Any]:
-            messages = render_conversation(read_conversation(load()))
+            messages = render_conversation(read_conversation(load().rollout))
             return {**shown, "messages": messages, "attempts": attempts, "left_out": len(members) - len(attempts)}
 
         return work
@@ -212,31 +89,30 @@ class RolloutAnswers(RunAnswers):
             raise NoAnswer(f"{name[:64]!r} begins the ids of {len(found)} groups; give more of it", 404)
         raise NoAnswer(f"run {self.run.title} holds no group {name[:64]!r}", 404)
 
-    def _loader(self, row: int) -> Callable[[], Rollout]:
+    def _loader(self, row: int) -> Callable[[], LoadedRollout]:
         """A function that loads a rollout in the state of the index now."""
         rows = self.run.state.rows
         key, held_as = rows.key(row), (row, rows.get("changed", row))
 
-        def load() -> Rollout:
+        def load() -> LoadedRollout:
             with self._lock:
                 if held_as not in self._held:
-                    rollout, problems = self._load(key)
-                    self._missing[key] = list(map(str, problems))
+                    loaded = self._load(key)
                     while len(self._held) >= _ROLLOUTS_HELD:
                         del self._held[next(iter(self._held))]
-                    self._held[held_as] = rollout
+                    self._held[held_as] = loaded
                 return self._held[held_as]
 
         return load
 
-    def _load(self, key: Key) -> tuple[Rollout, list[Problem]]:
+    def _load(self, key: Key) -> LoadedRollout:
         index = self.run.index
         try:
             try:
-                return index.load_with_problems(key)
+                return LoadedRollout(*index.load_with_problems(key))
             except DamagedTapeError:
                 index.advance()  # the rollout may have been moved
-                return index.load_with_problems(key)
+                return LoadedRollout(*index.load_with_problems(key))
         except (OSError, sqlite3.Error) as error:
             raise DamagedTapeError(f"rollout {key[0]}: {error}") from error
 

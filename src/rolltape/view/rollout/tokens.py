@@ -36,6 +36,10 @@ TRAINER_COLUMNS = {
     "reference_logprob": "reference_logprobs",
     "trainer_trained": "trained_mask",
 }
+_SAMPLE_FACTS = (
+    *("id", "index", "siblings", "policy", "prompt_tokens"),
+    *("reward", "advantage", "loss_weight", "logprob_kind"),
+)
 
 PackedColumn = tuple[str, Array]  # its type, a key of _KINDS, and its values
 _KINDS = {"i4": np.int32, "f4": np.float32, "u1": np.uint8}
@@ -227,17 +231,9 @@ def _role(turn: Turn, span: Span) -> str | None:
 
 def _facts(sample: Sample) -> dict[str, Any]:
     return {
-        "id": sample.id,
-        "index": sample.index,
-        "siblings": sample.siblings,
-        "policy": sample.policy,
+        **{name: getattr(sample, name) for name in _SAMPLE_FACTS},
         "tokens": len(sample.ids),
-        "prompt_tokens": sample.prompt_tokens,
         "trained": sample.trained_tokens,
-        "reward": sample.reward,
-        "advantage": sample.advantage,
-        "loss_weight": sample.loss_weight,
-        "logprob_kind": sample.logprob_kind,
     }
 
 

@@ -58,7 +58,7 @@ def rollout_lines(run: "Run", keys: Sequence[Key]) -> Iterator[bytes]:
     from rolltape.export.files import json_line
     from rolltape.export.schema import RowKind, rollout_row
 
-    for rollout in run.tape_index.load_each(keys):
+    for rollout in run.load_each(keys):
         yield json_line(rollout_row(rollout), RowKind.ROLLOUT)
 
 
@@ -71,7 +71,7 @@ def sample_lines(run: "Run", keys: Sequence[Key], policy: CutPolicy) -> Iterator
 
     listed = run.index()
     counted = {row.key for row in counted_tries(listed)}
-    rollouts = run.tape_index.load_each([key for key in keys if key in counted])
+    rollouts = run.load_each([key for key in keys if key in counted])
     for sample in samples_of_rollouts(rollouts, listed, policy, Credit(), run.versions()):
         yield json_line(SAMPLE.row(sample), RowKind.SAMPLE)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from rolltape.errors import NoAnswer
 from rolltape.records.rollout import BOOKMARK, Status, outcome_of
+from rolltape.records.wording import SHORT_ID
 from rolltape.tape.index.queries import ordered_versions
 from rolltape.view.answers import parse_number, parse_page, parse_sort, parse_step
 from rolltape.view.run.oddities import FLAGS, Oddities
@@ -15,7 +16,6 @@ from rolltape.view.run.rows import BEHAVIOR_CODE, CAUSE_CODE, FATE_CODE, STATUS_
 from rolltape.view.run.state import RunState
 from rolltape.view.run.terms import RewardTerms
 
-SHORT_ID = 8
 _TEXTS = ("stop_reason", "source", "task", "environment", "agent", "model", "group")
 _LOST = outcome_of((), writer_alive=False).reason
 _RUNNING, _PRUNED, _FILTERED = (FATE_CODE[f"dropped:{why}"] for why in ("running", "pruned", "filtered"))
