@@ -1,6 +1,7 @@
 """The index as a file: disposable, replaceable, and never in the way."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 import rolltape
 from rolltape.tape.index import database
-from taped import record_run
+from taped import first_turn, next_turn, record_run
 
 
 def index_files(run: Path) -> list[Path]:
@@ -112,6 +113,23 @@ def test_a_holder_of_the_write_lock_that_was_stopped_is_replaced(
         os.kill(holder.pid, signal.SIGCONT)
         holder.communicate()
     assert len(rolltape.read(tmp_path / "run").index()) == 4
+
+
+@pytest.mark.parametrize("later", ["rollout", "turn"])
+def test_an_index_that_was_copied_later_than_the_journals_is_made_again(tmp_path: Path, later: str) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        session = tape.rollout(task_id="first").session()
+        before = first_turn(session)
+        assert len(tape.run().index()) == 1
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "run", copy, ignore=shutil.ignore_patterns("cache"))
+        if later == "rollout":
+            tape.rollout(task_id="later")
+        else:
+            next_turn(session, before)
+        assert sum(row.turns + 1 for row in tape.run().index()) == 3
+        shutil.copytree(tmp_path / "run" / "cache", copy / "cache")
+    assert [(row.task_id, row.turns) for row in rolltape.read(copy).index()] == [("first", 1)]
 
 
 def test_a_run_copied_without_its_logs_says_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from rolltape.errors import DamagedTapeError
 from rolltape.tape.index.applying import Applier
 from rolltape.tape.index.database import IndexFile, read_about, write_about
-from rolltape.tape.index.sources import Marks, News, RunSources, journal_news, shard_news
+from rolltape.tape.index.sources import Marks, News, RunSources, is_older, journal_news, shard_news
 from rolltape.tape.journal.file import is_alive
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import make_private_folder, open_private
@@ -78,7 +78,7 @@ class Follower:
                 gone |= {name for name in marks if name.startswith("journal/") and not self._has_journal(name)}
                 fresh = [shard for shard in shards if shard.name not in known]
                 if self._is_older(pinned, marks):
-                    self._file.replace(keep=False)  # a journal was put back to an earlier state
+                    self._file.replace(keep=False)
                     continue
                 changed = self._take_in(pinned, fresh, marks, gone) or changed
             finally:
@@ -287,8 +287,11 @@ class Follower:
         return directory is not None and (directory.journals / f"{name.partition('/')[2]}.sqlite").exists()
 
     def _is_older(self, pinned: list[_Pinned], marks: dict[str, Marks]) -> bool:
+        """Whether a journal lacks what was read from it: it was put back, or a copy of the run is not of one moment."""
         return any(
-            one.journal.name in marks and one.last_event + 1 < marks[one.journal.name].next_event for one in pinned
+            one.last_event + 1 < marks[name].next_event or is_older(one.journal, marks[name])
+            for one in pinned
+            if (name := one.journal.name) in marks
         )
 
     def _misses(self, gone: set[str]) -> bool:

@@ -206,6 +206,25 @@ def journal_news(journal: JournalSource, marks: Marks) -> News:
     return news
 
 
+def is_older(journal: JournalSource, marks: Marks) -> bool:
+    """Whether a journal lacks rollouts or turns that were counted up to `marks`."""
+    if journal.last_rollout() + 1 < marks.next_rollout:
+        return True
+    # The journal of a live writer is the one that was read: it loses nothing.
+    return not journal.alive and any(_lacks_turns(journal, one) for one in marks.open.values())
+
+
+def _lacks_turns(journal: JournalSource, rollout: FoundRollout) -> bool:
+    counts = dict(rollout.sessions)
+    earlier = journal.earlier_parts(rollout.row)
+    for session, ordinal, _ in journal.sessions_of(rollout.row):
+        counted = counts.pop(session, 0)
+        before = earlier.turns[ordinal] if earlier and ordinal < len(earlier.turns) else 0
+        if counted > before and next(journal.sampled_since(session, counted - 1), None) is None:
+            return True
+    return bool(counts)
+
+
 def shard_news(shard: ShardSource) -> News:
     """Everything in a shard."""
     news = News(shard, Marks())
