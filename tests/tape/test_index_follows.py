@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import rolltape
 from rolltape.records.rollout import Status, outcome_of, pruned_of
 from rolltape.tape.contents import open_contents
+from rolltape.tape.index import follower
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index
 from rolltape.tape.index.sources import RunSources
@@ -295,6 +297,34 @@ def test_what_was_written_after_a_death_is_not_seen_before_it(worlds: Callable[[
     assert len(pinned) == 2
     dead = f"t{world.writers.index(pinned[0])}"
     assert found == {"t0": Status.RUNNING, "t1": Status.RUNNING, "later": Status.RUNNING, dead: Status.LOST}
+
+
+def test_a_follower_that_another_one_overtakes_with_an_earlier_state_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_STUCK_S", 0.0)  # neither waits for the other's lock
+    has_read, may_write = threading.Event(), threading.Event()
+
+    def wait(what: str) -> None:
+        if what == "write":
+            has_read.set()
+            may_write.wait()
+
+    def let_the_slow_one_write(what: str) -> None:
+        if what == "write":
+            may_write.set()
+            thread.join()
+
+    with rolltape.open(tmp_path / "run") as tape:
+        tape.rollout(task_id="first")
+        slow = opened_index(tmp_path / "run", wait)
+        thread = threading.Thread(target=slow.advance)
+        thread.start()
+        has_read.wait()
+        tape.rollout(task_id="later")
+        fast = opened_index(tmp_path / "run", let_the_slow_one_write)
+        fast.advance()
+        assert [row.task_id for row in fast.rows()] == ["first", "later"]
 
 
 def test_nothing_alive_is_called_lost(worlds: Callable[[int], World]) -> None:

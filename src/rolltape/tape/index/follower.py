@@ -80,11 +80,14 @@ class Follower:
                 if self._is_older(pinned, marks):
                     self._file.replace(keep=False)
                     continue
-                changed = self._take_in(pinned, fresh, marks, gone) or changed
+                taken = self._take_in(pinned, fresh, marks, gone)
             finally:
                 for one in pinned:
                     one.journal.unpin()
                 self._let_go(pinned)
+            if taken is None:
+                continue  # another follower was faster, perhaps with an earlier state
+            changed = taken or changed
             if not self._misses(gone):
                 return changed
             self._file.replace(keep=False)  # a source was removed with rollouts that are nowhere else
@@ -174,8 +177,8 @@ class Follower:
 
     def _take_in(
         self, pinned: list[_Pinned], shards: list[ShardSource], marks: dict[str, Marks], gone: set[str]
-    ) -> bool:
-        """Read what is new, and write it into the index. Return whether there was anything new."""
+    ) -> bool | None:
+        """Read what is new, and write it into the index. Return whether there was anything new, as `_write` does."""
         news: list[News] = []
         unreadable: dict[str, Problem] = {}
         for journal, _ in pinned:
@@ -199,7 +202,10 @@ class Follower:
             shard.close()
         return changed
 
-    def _write(self, news: list[News], marks: dict[str, Marks], gone: set[str], unreadable: dict[str, Problem]) -> bool:
+    def _write(
+        self, news: list[News], marks: dict[str, Marks], gone: set[str], unreadable: dict[str, Problem]
+    ) -> bool | None:
+        """Write what is new. Return whether there was anything new, or None if another follower wrote meanwhile."""
         size = sum(one.last_row - one.first_row + 1 for one in news)
         place_problems = self._sources.problems()
         if not self._is_worth_it(news, gone, unreadable, place_problems):
@@ -209,7 +215,7 @@ class Follower:
             marks = self._marks()
         with self._file.writing() as connection:
             if _read_marks(connection) != marks:
-                return True  # another follower was faster; the next call continues from there
+                return None
             applier = Applier(connection, gone)
             for one in news:
                 applier.add_events(one.apart)
