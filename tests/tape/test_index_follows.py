@@ -327,6 +327,26 @@ def test_a_follower_that_another_one_overtakes_with_an_earlier_state_looks_again
         assert [row.task_id for row in fast.rows()] == ["first", "later"]
 
 
+def test_a_follower_that_another_one_overtakes_between_two_pieces_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_STUCK_S", 0.0)
+    monkeypatch.setattr(follower, "_PIECE", 2)
+    with rolltape.open(tmp_path / "run") as tape:
+        begun = [tape.rollout(task_id=str(number)) for number in range(5)]
+        fast = opened_index(tmp_path / "run")
+
+        def overtake(what: str) -> None:
+            if what == "piece" and begun:
+                while begun:
+                    begun.pop().finish(reward=1.0, reason="done")
+                fast.advance()
+
+        slow = opened_index(tmp_path / "run", overtake)
+        slow.advance()
+        assert spelled(indexed(fast)) == spelled(from_scratch(tmp_path / "run"))
+
+
 def test_nothing_alive_is_called_lost(worlds: Callable[[int], World]) -> None:
     world = worlds(77)
     (writer, _) = world.writers

@@ -211,8 +211,10 @@ class Follower:
         if not self._is_worth_it(news, gone, unreadable, place_problems):
             return False
         if size > _PIECE:
-            self._write_pieces(news, gone)
-            marks = self._marks()
+            after_pieces = self._write_pieces(news, gone, marks)
+            if after_pieces is None:
+                return None
+            marks = after_pieces
         with self._file.writing() as connection:
             if _read_marks(connection) != marks:
                 return None
@@ -236,10 +238,11 @@ class Follower:
             applier.finish()
         return True
 
-    def _write_pieces(self, news: list[News], gone: set[str]) -> None:
+    def _write_pieces(self, news: list[News], gone: set[str], marks: dict[str, Marks]) -> dict[str, Marks] | None:
         """Write most of what is new a piece at a time, so that no process waits long. `_write` writes the rest.
 
-        Events are written before rollouts, so a row is complete as soon as it is there.
+        Events are written before rollouts, so a row is complete as soon as it is there. Return how far each source
+        counts as read then, or None if another follower wrote meanwhile.
         """
         for one in news:
             with self._file.writing() as connection:
@@ -257,11 +260,12 @@ class Follower:
                 first += _PIECE
                 unknown.difference_update(found.head.key for found in heads)
                 with self._file.writing() as connection:
+                    if _read_marks(connection) != marks:
+                        return None
                     applier = Applier(connection, gone)
                     applier.add_rollouts(one, heads)
-                    raw = connection.execute("SELECT marks FROM sources WHERE name = ?", (one.name,)).fetchone()
-                    held = msgspec.msgpack.decode(raw[0], type=Marks) if raw else Marks()
-                    held.next_rollout = first
+                    held = msgspec.structs.replace(marks.get(one.name) or Marks(), next_rollout=first)
+                    marks = {**marks, one.name: held}
                     # Its events count as unread, so they are read again if this is interrupted.
                     connection.execute(
                         "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
@@ -269,6 +273,7 @@ class Follower:
                     )
                     write_about(connection, "behind", len(unknown))
                     applier.finish()
+        return marks
 
     def _is_worth_it(
         self, news: list[News], gone: set[str], unreadable: dict[str, Problem], places: list[Problem]
