@@ -1,5 +1,7 @@
 """The index under interleaving: the follower is stopped between any two of its reads while others write."""
 
+import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -22,7 +24,7 @@ from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.rundir import Place, RunDirectory
-from taped import check_summaries
+from taped import check_summaries, first_turn, record_run
 
 # A process that does to a run what it reads from its input, and says "ok" after each.
 WRITER = """
@@ -345,6 +347,36 @@ def test_a_follower_that_another_one_overtakes_between_two_pieces_looks_again(
         slow = opened_index(tmp_path / "run", overtake)
         slow.advance()
         assert spelled(indexed(fast)) == spelled(from_scratch(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_first_index_that_was_interrupted_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    monkeypatch.setattr(follower, "_PIECE", 2)
+    run = tmp_path / "run"
+    record_run(run, rollouts=9)
+    if sealed:
+        rolltape.seal(run)
+    with rolltape.open(run, name="exp") as tape:
+        begun = [tape.rollout(task_id=f"running {number}") for number in range(9)]
+        for interrupted_at in itertools.count():
+            shutil.rmtree(run / "cache", ignore_errors=True)
+            stops = itertools.count()
+
+            def interrupt(what: str, stops: Iterator[int] = stops, at: int = interrupted_at) -> None:
+                if what == "piece" and next(stops) == at:
+                    raise KeyboardInterrupt
+
+            with contextlib.suppress(KeyboardInterrupt):
+                opened_index(run, interrupt).advance()
+                break
+            first_turn(begun[0].session())
+            begun.pop().finish(reward=1.0, reason="done")
+            index = opened_index(run)
+            index.advance()
+            assert spelled(indexed(index)) == spelled(from_scratch(run))
+        assert interrupted_at > 3
 
 
 def test_nothing_alive_is_called_lost(worlds: Callable[[int], World]) -> None:

@@ -72,11 +72,12 @@ class Follower:
         while True:
             marks = self._marks()
             known = {name for name in marks if name.startswith("shard/")}
-            pinned, shards = self._cut(marks, known)
+            whole = {name for name in known if not marks[name].is_partial}
+            pinned, shards = self._cut(marks, whole)
             try:
                 gone = known - {shard.name for shard in shards}
                 gone |= {name for name in marks if name.startswith("journal/") and not self._has_journal(name)}
-                fresh = [shard for shard in shards if shard.name not in known]
+                fresh = [shard for shard in shards if shard.name not in whole]
                 if self._is_older(pinned, marks):
                     self._file.replace(keep=False)
                     continue
@@ -222,8 +223,7 @@ class Follower:
             for one in news:
                 applier.add_events(one.apart)
             for one in news:
-                done = marks[one.name].next_rollout if one.name in marks else one.first_row
-                applier.add_rollouts(one, one.source.heads(done, one.last_row))
+                applier.add_rollouts(one, one.source.heads(_next_row(one, marks), one.last_row))
                 applier.apply(one)
                 _set_source(connection, applier, one)
             for one in news:
@@ -252,7 +252,7 @@ class Follower:
         known = set(self._file.connection().execute("SELECT id, try_index FROM rollouts"))
         unknown = {key for one in news for key in one.fresh} - known  # others have moved
         for one in news:
-            first = one.first_row
+            first = _next_row(one, marks)
             while one.last_row - first >= _PIECE:
                 self._stop("piece")
                 self._sign()
@@ -264,9 +264,8 @@ class Follower:
                         return None
                     applier = Applier(connection, gone)
                     applier.add_rollouts(one, heads)
-                    held = msgspec.structs.replace(marks.get(one.name) or Marks(), next_rollout=first)
+                    held = _marks_within(one, marks.get(one.name) or Marks(), first)
                     marks = {**marks, one.name: held}
-                    # Its events count as unread, so they are read again if this is interrupted.
                     connection.execute(
                         "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
                         (one.name, msgspec.msgpack.encode(held), one.source.alive),
@@ -323,6 +322,22 @@ def _read_marks(connection: sqlite3.Connection) -> dict[str, Marks]:
     """How far each source was read, by its name."""
     rows = connection.execute("SELECT name, marks FROM sources").fetchall()
     return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows}
+
+
+def _next_row(news: News, marks: dict[str, Marks]) -> int:
+    """The first rollout of a source that is not indexed yet."""
+    return marks[news.name].next_rollout if news.name in marks else news.first_row
+
+
+def _marks_within(news: News, held: Marks, next_rollout: int) -> Marks:
+    """How far a source counts as read when only its rollouts before a row are indexed.
+
+    Its events count as unread. If this is interrupted, they are read again, also those about rollouts that ran.
+    """
+    running = {name: one for name, one in news.marks.open.items() if news.first_row <= one.row < next_rollout}
+    return msgspec.structs.replace(
+        held, next_rollout=next_rollout, open=held.open | running, is_partial=not isinstance(news.source, JournalSource)
+    )
 
 
 def _set_source(connection: sqlite3.Connection, applier: Applier, news: News) -> None:

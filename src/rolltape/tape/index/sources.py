@@ -140,6 +140,7 @@ class Marks(msgspec.Struct):
     next_event: int = 0
     open: dict[str, FoundRollout] = {}  # by rollout and try, as `mark_name` spells them
     signature: str = ""  # of the files of a journal whose writer had ended
+    is_partial: bool = False  # more rollouts follow, although no more are written: they are read a piece at a time
 
 
 class News:
