@@ -280,6 +280,17 @@ def test_iterators_numpy_numbers_and_deep_but_sane_values_are_taken(tmp_path: Pa
     assert (read.turns[0].side["x"].start, read.turns[0].facts.sampling) == (1, {"seed": 2**80})
 
 
+def test_texts_of_numpy_are_taken(tmp_path: Path) -> None:
+    text = np.array(["7"])[0]
+    with rolltape.open(tmp_path / "exp") as tape, tape.rollout(task_id=text, model=text, tags=[text]) as rollout:
+        first_turn(rollout.session(renderer=text), weight_version=text)
+        rollout.finish(reason=text)
+    (row,) = rolltape.read(tmp_path / "exp").index()
+    assert (row.task_id, row.model, row.outcome.tags, row.outcome.reason) == ("7", "7", ("7",), "7")
+    found = rolltape.read(tmp_path / "exp").rollout(np.array([row.id])[0])
+    assert found.turns[0].facts.renderer == "7"
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/x", "memory://x", "file:///tmp/x", "simplecache::s3://bucket/x"])
 def test_recording_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.chdir(tmp_path)

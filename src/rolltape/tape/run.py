@@ -15,6 +15,7 @@ from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index, NamedTries
 from rolltape.tape.index.rows import LatestScore, RolloutRow
 from rolltape.tape.index.sources import RunSources
+from rolltape.tape.recording.fields import as_text
 from rolltape.tape.rundir import Place, RunDirectory, find_run
 from rolltape.tape.stored import Problem
 
@@ -88,7 +89,7 @@ class Run:
 
         Raises NoSuchRollout, or its subclass AmbiguousId if several rollouts may be meant.
         """
-        found = self._indexed().find(rollout_id, self.name)
+        found = self._indexed().find(as_text(rollout_id, "the id of a rollout") or "", self.name)
         if try_index is None:
             return found
         if try_index not in found.tries:

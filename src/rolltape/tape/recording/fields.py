@@ -75,7 +75,8 @@ def as_text(value: object, where: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise RecordError(f"{where} is {shown(value)}, a {type(value).__name__}; give a text")
-    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = str.__str__(value)  # without the type of numpy's texts, which cannot be encoded
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def is_unicode(text: str) -> bool:
