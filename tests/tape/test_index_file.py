@@ -132,6 +132,18 @@ def test_an_index_that_was_copied_later_than_the_journals_is_made_again(tmp_path
     assert [(row.task_id, row.turns) for row in rolltape.read(copy).index()] == [("first", 1)]
 
 
+def test_a_reward_does_not_outlive_the_journal_that_has_it(tmp_path: Path) -> None:
+    (rollout,) = record_run(tmp_path / "run", rollouts=1)
+    with rolltape.open(tmp_path / "run") as judge:
+        judge.score(rollout, reward=5.0)
+        writer = judge.writer
+    run = rolltape.read(tmp_path / "run")
+    assert [row.reward for row in run.index()] == [5.0]
+    for path in (tmp_path / "run" / "journals").glob(f"{writer}*"):
+        path.unlink()
+    assert [row.reward for row in run.index()] == [0.0]
+
+
 def test_a_run_copied_without_its_logs_says_so(tmp_path: Path) -> None:
     code = """
 import os, sys, rolltape

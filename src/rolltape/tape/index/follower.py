@@ -73,10 +73,9 @@ class Follower:
             marks = self._marks()
             known = {name for name in marks if name.startswith("shard/")}
             whole = {name for name in known if not marks[name].is_partial}
-            pinned, shards = self._cut(marks, whole)
+            pinned, shards, gone = self._cut(marks, whole)
             try:
-                gone = known - {shard.name for shard in shards}
-                gone |= {name for name in marks if name.startswith("journal/") and not self._has_journal(name)}
+                gone |= known - {shard.name for shard in shards}
                 fresh = [shard for shard in shards if shard.name not in whole]
                 if self._is_older(pinned, marks):
                     self._file.replace(keep=False)
@@ -89,9 +88,9 @@ class Follower:
             if taken is None:
                 continue  # another follower was faster, perhaps with an earlier state
             changed = taken or changed
-            if not self._misses(gone):
+            if not self._misses(gone, marks):
                 return changed
-            self._file.replace(keep=False)  # a source was removed with rollouts that are nowhere else
+            self._file.replace(keep=False)  # a source was removed with rollouts or events that are nowhere else
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -125,10 +124,16 @@ class Follower:
     def _marks(self) -> dict[str, Marks]:
         return _read_marks(self._file.connection())
 
-    def _cut(self, marks: dict[str, Marks], known: set[str]) -> tuple[list[_Pinned], list[ShardSource]]:
-        """All journals that may hold something new, and all shards, without a write in between."""
+    def _cut(self, marks: dict[str, Marks], known: set[str]) -> tuple[list[_Pinned], list[ShardSource], set[str]]:
+        """All journals that may hold something new, and all shards, without a write in between.
+
+        It also returns the names of the journals that were removed.
+        """
         for _ in range(_CUT_TRIES):
             paths = self._sources.journal_paths()
+            gone = {name for name in marks if name.startswith("journal/")} - {f"journal/{path.stem}" for path in paths}
+            if gone:
+                self._sources.look_again()  # their rollouts are in shards now, perhaps at a remote place
             opened = [journal for path in paths if (journal := self._opened(path, marks))]
             pinned = []
             for journal in opened:
@@ -147,7 +152,7 @@ class Follower:
             self._stop("cut")
             if paths == self._sources.journal_paths() and not any(one.journal.has_news() for one in pinned):
                 break
-        return pinned, shards
+        return pinned, shards, gone
 
     def _opened(self, path: Path, marks: dict[str, Marks]) -> JournalSource | None:
         """Open a journal, or return None if all of it is known or it cannot be read."""
@@ -292,10 +297,6 @@ class Follower:
             for name, problems in wanted.items()
         )
 
-    def _has_journal(self, name: str) -> bool:
-        directory = self._sources.directory
-        return directory is not None and (directory.journals / f"{name.partition('/')[2]}.sqlite").exists()
-
     def _is_older(self, pinned: list[_Pinned], marks: dict[str, Marks]) -> bool:
         """Whether a journal lacks what was read from it: it was put back, or a copy of the run is not of one moment."""
         return any(
@@ -304,12 +305,18 @@ class Follower:
             if (name := one.journal.name) in marks
         )
 
-    def _misses(self, gone: set[str]) -> bool:
-        """Whether the index has rollouts whose source is gone."""
-        connection = self._file.connection()
-        return any(
-            connection.execute("SELECT 1 FROM rollouts WHERE place = ? LIMIT 1", (name,)).fetchone() for name in gone
-        )
+    def _misses(self, gone: set[str], marks: dict[str, Marks]) -> bool:
+        """Whether the index has rollouts or events of a source that is gone, and no other source has them."""
+        if not gone:
+            return False
+        there = self._marks().values()
+        for name in gone:
+            if self._file.connection().execute("SELECT 1 FROM rollouts WHERE place = ? LIMIT 1", (name,)).fetchone():
+                return True
+            for writer, last in marks[name].last_events.items():
+                if last > max((one.last_events.get(writer, -1) for one in there), default=-1):
+                    return True
+        return False
 
     def _let_go(self, pinned: list[_Pinned]) -> None:
         """Close the journals of writers that have ended, and those that are gone."""

@@ -140,6 +140,7 @@ class Marks(msgspec.Struct):
     next_event: int = 0
     open: dict[str, FoundRollout] = {}  # by rollout and try, as `mark_name` spells them
     signature: str = ""  # of the files of a journal whose writer had ended
+    last_events: dict[str, int] = {}  # the number of the last event that it holds of each writer
     is_partial: bool = False  # more rollouts follow, although no more are written: they are read a piece at a time
 
 
@@ -168,6 +169,7 @@ class News:
         last: StoredEvent | None = None
         for number, stored in events:
             self.marks.next_event = number + 1
+            self.marks.last_events[stored.writer] = max(stored.sequence, self.marks.last_events.get(stored.writer, -1))
             about = stored.about
             rollout = own.get(about.key) if stored.writer == writers.get(about.key) else None
             if rollout is not None and rollout.finish is None:
