@@ -1,11 +1,13 @@
 """The index as a file: disposable, replaceable, and never in the way."""
 
+import fcntl
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,25 @@ def test_a_holder_of_the_write_lock_that_was_stopped_is_replaced(
         os.kill(holder.pid, signal.SIGCONT)
         holder.communicate()
     assert len(rolltape.read(tmp_path / "run").index()) == 4
+
+
+def test_nobody_waits_for_a_holder_of_the_lock_that_was_stopped_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(tmp_path / "run")
+    run = rolltape.read(tmp_path / "run")
+    assert len(run.index()) == 3
+    lock = run.tape_index.file.lock_path
+
+    def wait(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    with lock.open("ab") as held, rolltape.open(tmp_path / "run") as tape:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.utime(lock, (0, 0))
+        tape.rollout(task_id="later").finish(reward=1.0)
+        monkeypatch.setattr(time, "sleep", wait)
+        assert len(run.index()) == 4
 
 
 @pytest.mark.parametrize("later", ["rollout", "turn"])

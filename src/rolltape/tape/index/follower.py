@@ -108,10 +108,11 @@ class Follower:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    sign = self._file.lock_path.stat().st_mtime_ns
-                    if sign != seen:
-                        seen, since_s = sign, time.monotonic()
-                    if time.monotonic() - since_s > _STUCK_S:
+                    signed_s = self._file.lock_path.stat().st_mtime
+                    if signed_s != seen:
+                        seen, since_s = signed_s, time.monotonic()
+                    # By both clocks: by the first, nobody waits anew for a process that was stopped long ago.
+                    if max(time.time() - signed_s, time.monotonic() - since_s) > _STUCK_S:
                         break
                     time.sleep(0.02)
             self._sign()
