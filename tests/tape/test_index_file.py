@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rolltape
+from rolltape.errors import RunNotFound
 from rolltape.tape.index import database
 from taped import first_turn, next_turn, record_run
 
@@ -151,6 +152,19 @@ def test_an_index_that_was_copied_later_than_the_journals_is_made_again(tmp_path
         assert sum(row.turns + 1 for row in tape.run().index()) == 3
         shutil.copytree(tmp_path / "run" / "cache", copy / "cache")
     assert [(row.task_id, row.turns) for row in rolltape.read(copy).index()] == [("first", 1)]
+
+
+def test_a_reader_of_a_run_that_was_moved_or_replaced_says_so(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    run = rolltape.read(tmp_path / "run")
+    assert len(run.index()) == 3
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(RunNotFound, match="no run there"):
+        run.index()
+    record_run(tmp_path / "run", rollouts=1)
+    with pytest.raises(RunNotFound, match="another run is there than the one that was opened; read it again"):
+        run.index()
+    assert len(rolltape.read(tmp_path / "moved").index()) == 3
 
 
 def test_a_reward_does_not_outlive_the_journal_that_has_it(tmp_path: Path) -> None:

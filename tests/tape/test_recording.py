@@ -19,7 +19,7 @@ from rolltape.errors import (
 )
 from rolltape.records.rollout import Status, StopReason
 from rolltape.records.turn import Delivery, TurnFlag
-from taped import assistant, first_turn, next_turn, record_session, spelled_turn, user
+from taped import assistant, first_turn, next_turn, record_run, record_session, spelled_turn, user
 
 
 class TensorLike:
@@ -298,6 +298,13 @@ def test_recording_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(RecordError, match=r"recorded on a local disk, not at a URL; .*`rolltape seal --to`"):
         rolltape.open(url)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["math::hard", "a b#c?d%20", "e:/f"])
+def test_a_path_may_look_like_a_url(tmp_path: Path, path: str) -> None:
+    record_run(tmp_path / path, rollouts=1)
+    rolltape.seal(tmp_path / path, to=tmp_path / "copies" / path)
+    assert [len(rolltape.read(place / path).index()) for place in (tmp_path, tmp_path / "copies")] == [1, 1]
 
 
 def test_a_home_directory_is_found_by_writers_and_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from rolltape.errors import NoSuchRollout
+from rolltape.errors import NoSuchRollout, RunNotFound
 from rolltape.records.rollout import Annotations, Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
@@ -59,6 +59,7 @@ class Run:
         if self._of is not None:
             yield self
             return
+        self._check_there()
         self.tape_index.advance()
         held = Run(self.location, self._about, self.directory, self._place)
         with held.tape_index.moment():
@@ -160,8 +161,14 @@ class Run:
     def _indexed(self) -> Index:
         """The index, up to date, or as it was when a snapshot was taken."""
         if self._of is None:
+            self._check_there()
             self.tape_index.advance()
         return self.tape_index
+
+    def _check_there(self) -> None:
+        """Raise RunNotFound if the run was moved or deleted, or another one was made in its place."""
+        if self.directory is not None and RunDirectory.opened(self.directory.path).about != self._about:
+            raise RunNotFound(f"{self.location}: another run is there than the one that was opened; read it again")
 
     def _loading(self) -> Index:
         """The index that finds rollouts where they are now."""
@@ -169,6 +176,7 @@ class Run:
 
     @contextlib.contextmanager
     def _contents(self) -> Iterator[RunContents]:
+        self._check_there()
         with contextlib.closing(RunContents(RunSources(self.directory, self._place))) as contents:
             try:
                 yield contents

@@ -95,7 +95,7 @@ class RunSources:
             listed = place.shard_ids()
             found, problems = shards_at(place, held, listed) if listed else ([], [])
             there = set(place.shard_ids()) if held else set()
-            if place.about() is None:
+            if place.about() is None and (self.directory is None or place not in self._own):
                 what = "shards of this run were published there, it holds no run now"
                 problems.append(Problem(place.url, what, ""))
         except (TapeError, OSError) as error:
