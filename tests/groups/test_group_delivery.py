@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -72,6 +73,17 @@ def test_a_block_that_is_left_by_an_exception_gives_it_back(tape: Tape) -> None:
     with next(waiting) as group:
         assert group.task_id == "a"
     assert list(waiting) == []
+
+
+def test_groups_come_although_the_index_is_made_again_meanwhile(tape: Tape) -> None:
+    collects(tape, 1)
+    for task in "abc":
+        record(tape, task, 1.0)
+    for group in stream(tape, limit=2):
+        group.done()
+    shutil.rmtree(tape.directory.path / "cache")
+    record(tape, "d", 1.0)
+    assert tasks(list(stream(tape))) == ["c", "d"]
 
 
 def test_consumers_do_not_take_from_each_other(tape: Tape) -> None:

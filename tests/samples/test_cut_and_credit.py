@@ -144,6 +144,10 @@ def test_choices_may_be_given_as_text_and_what_is_unknown_is_refused() -> None:
         Credit(advantage="best")  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="advantage is credit; give credit=Credit"):
         rolltape.cut_policy("exact", advantage="none")
+    with pytest.raises(PolicyError, match="the policy is None, a NoneType; give a preset's name or a CutPolicy"):
+        rolltape.linearize(drifting(), None)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match=r"a str; give rolltape\.Credit"):
+        rolltape.linearize(drifting(), credit="normalized")  # type: ignore[arg-type]
 
 
 def test_the_old_spelling_of_centered_is_read() -> None:

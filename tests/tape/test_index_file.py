@@ -1,17 +1,21 @@
 """The index as a file: disposable, replaceable, and never in the way."""
 
+import fcntl
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import rolltape
+from rolltape.errors import RunNotFound
 from rolltape.tape.index import database
-from taped import record_run
+from taped import first_turn, next_turn, record_run
 
 
 def index_files(run: Path) -> list[Path]:
@@ -112,6 +116,67 @@ def test_a_holder_of_the_write_lock_that_was_stopped_is_replaced(
         os.kill(holder.pid, signal.SIGCONT)
         holder.communicate()
     assert len(rolltape.read(tmp_path / "run").index()) == 4
+
+
+def test_nobody_waits_for_a_holder_of_the_lock_that_was_stopped_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(tmp_path / "run")
+    run = rolltape.read(tmp_path / "run")
+    assert len(run.index()) == 3
+    lock = run.tape_index.file.lock_path
+
+    def wait(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    with lock.open("ab") as held, rolltape.open(tmp_path / "run") as tape:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.utime(lock, (0, 0))
+        tape.rollout(task_id="later").finish(reward=1.0)
+        monkeypatch.setattr(time, "sleep", wait)
+        assert len(run.index()) == 4
+
+
+@pytest.mark.parametrize("later", ["rollout", "turn"])
+def test_an_index_that_was_copied_later_than_the_journals_is_made_again(tmp_path: Path, later: str) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        session = tape.rollout(task_id="first").session()
+        before = first_turn(session)
+        assert len(tape.run().index()) == 1
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "run", copy, ignore=shutil.ignore_patterns("cache"))
+        if later == "rollout":
+            tape.rollout(task_id="later")
+        else:
+            next_turn(session, before)
+        assert sum(row.turns + 1 for row in tape.run().index()) == 3
+        shutil.copytree(tmp_path / "run" / "cache", copy / "cache")
+    assert [(row.task_id, row.turns) for row in rolltape.read(copy).index()] == [("first", 1)]
+
+
+def test_a_reader_of_a_run_that_was_moved_or_replaced_says_so(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    run = rolltape.read(tmp_path / "run")
+    assert len(run.index()) == 3
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(RunNotFound, match="no run there"):
+        run.index()
+    record_run(tmp_path / "run", rollouts=1)
+    with pytest.raises(RunNotFound, match="another run is there than the one that was opened; read it again"):
+        run.index()
+    assert len(rolltape.read(tmp_path / "moved").index()) == 3
+
+
+def test_a_reward_does_not_outlive_the_journal_that_has_it(tmp_path: Path) -> None:
+    (rollout,) = record_run(tmp_path / "run", rollouts=1)
+    with rolltape.open(tmp_path / "run") as judge:
+        judge.score(rollout, reward=5.0)
+        writer = judge.writer
+    run = rolltape.read(tmp_path / "run")
+    assert [row.reward for row in run.index()] == [5.0]
+    for path in (tmp_path / "run" / "journals").glob(f"{writer}*"):
+        path.unlink()
+    assert [row.reward for row in run.index()] == [0.0]
 
 
 def test_a_run_copied_without_its_logs_says_so(tmp_path: Path) -> None:

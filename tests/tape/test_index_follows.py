@@ -1,11 +1,14 @@
 """The index under interleaving: the follower is stopped between any two of its reads while others write."""
 
+import contextlib
+import itertools
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,12 @@ import pytest
 import rolltape
 from rolltape.records.rollout import Status, outcome_of, pruned_of
 from rolltape.tape.contents import open_contents
+from rolltape.tape.index import follower
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.rundir import Place, RunDirectory
-from taped import check_summaries
+from taped import check_summaries, first_turn, record_run
 
 # A process that does to a run what it reads from its input, and says "ok" after each.
 WRITER = """
@@ -295,6 +299,84 @@ def test_what_was_written_after_a_death_is_not_seen_before_it(worlds: Callable[[
     assert len(pinned) == 2
     dead = f"t{world.writers.index(pinned[0])}"
     assert found == {"t0": Status.RUNNING, "t1": Status.RUNNING, "later": Status.RUNNING, dead: Status.LOST}
+
+
+def test_a_follower_that_another_one_overtakes_with_an_earlier_state_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_STUCK_S", 0.0)  # neither waits for the other's lock
+    has_read, may_write = threading.Event(), threading.Event()
+
+    def wait(what: str) -> None:
+        if what == "write":
+            has_read.set()
+            may_write.wait()
+
+    def let_the_slow_one_write(what: str) -> None:
+        if what == "write":
+            may_write.set()
+            thread.join()
+
+    with rolltape.open(tmp_path / "run") as tape:
+        tape.rollout(task_id="first")
+        slow = opened_index(tmp_path / "run", wait)
+        thread = threading.Thread(target=slow.advance)
+        thread.start()
+        has_read.wait()
+        tape.rollout(task_id="later")
+        fast = opened_index(tmp_path / "run", let_the_slow_one_write)
+        fast.advance()
+        assert [row.task_id for row in fast.rows()] == ["first", "later"]
+
+
+def test_a_follower_that_another_one_overtakes_between_two_pieces_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_STUCK_S", 0.0)
+    monkeypatch.setattr(follower, "_PIECE", 2)
+    with rolltape.open(tmp_path / "run") as tape:
+        begun = [tape.rollout(task_id=str(number)) for number in range(5)]
+        fast = opened_index(tmp_path / "run")
+
+        def overtake(what: str) -> None:
+            if what == "piece" and begun:
+                while begun:
+                    begun.pop().finish(reward=1.0, reason="done")
+                fast.advance()
+
+        slow = opened_index(tmp_path / "run", overtake)
+        slow.advance()
+        assert spelled(indexed(fast)) == spelled(from_scratch(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_first_index_that_was_interrupted_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    monkeypatch.setattr(follower, "_PIECE", 2)
+    run = tmp_path / "run"
+    record_run(run, rollouts=9)
+    if sealed:
+        rolltape.seal(run)
+    with rolltape.open(run, name="exp") as tape:
+        begun = [tape.rollout(task_id=f"running {number}") for number in range(9)]
+        for interrupted_at in itertools.count():
+            shutil.rmtree(run / "cache", ignore_errors=True)
+            stops = itertools.count()
+
+            def interrupt(what: str, stops: Iterator[int] = stops, at: int = interrupted_at) -> None:
+                if what == "piece" and next(stops) == at:
+                    raise KeyboardInterrupt
+
+            with contextlib.suppress(KeyboardInterrupt):
+                opened_index(run, interrupt).advance()
+                break
+            first_turn(begun[0].session())
+            begun.pop().finish(reward=1.0, reason="done")
+            index = opened_index(run)
+            index.advance()
+            assert spelled(indexed(index)) == spelled(from_scratch(run))
+        assert interrupted_at > 3
 
 
 def test_nothing_alive_is_called_lost(worlds: Callable[[int], World]) -> None:

@@ -1,6 +1,7 @@
 """Pruning: turns or a side array go, the rest stays, the tape says so, and nobody takes it for damage."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,21 @@ def test_turns_of_earlier_steps_go_and_heads_outcomes_and_counts_stay(tmp_path: 
     assert rolltape.prune(tmp_path / "run", before_step=2).rollouts == 0
     assert rolltape.prune(tmp_path / "run", steps=[3]).rollouts == 1
     assert [len(run.rollout(one).turns) for one in ids] == [0, 0, 5, 0]
+
+
+def test_a_summary_is_outdated_by_a_prune_also_if_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time_ns", lambda: now() + 3600 * 10**9)
+        record_run(tmp_path / "run", rollouts=1)
+    run = rolltape.read(tmp_path / "run")
+    run.index()
+    assert run.tape_index.progress().summarized == 1
+    rolltape.prune(tmp_path / "run", steps=[0])
+    run.index()
+    assert run.tape_index.progress().summarized == 0
 
 
 def test_pruning_frees_bytes_and_unknown_manifest_keys_survive(tmp_path: Path) -> None:

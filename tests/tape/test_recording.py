@@ -19,7 +19,7 @@ from rolltape.errors import (
 )
 from rolltape.records.rollout import Status, StopReason
 from rolltape.records.turn import Delivery, TurnFlag
-from taped import assistant, first_turn, next_turn, record_session, spelled_turn, user
+from taped import assistant, first_turn, next_turn, record_run, record_session, spelled_turn, user
 
 
 class TensorLike:
@@ -204,6 +204,7 @@ BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"reply": user("a")}, RecordError, "the reply has the role user"),
     ({"finish": "tired"}, RecordError, "'tired' is no Finish; known are stop,"),
     ({"reward": "good"}, NotJsonError, "reward is 'good', a str; give a number"),
+    ({"reward": nested(5_000)}, NotJsonError, "reward is a dict, a dict; give a number"),
     ({"side_arrays": {"x": [[1], [2], [3]]}}, MisalignedError, "side array 'x': 3 rows but 2 sampled ids"),
     ({"side_arrays": {"x": {"values": [1], "counts": [2, 1]}}}, MisalignedError, "counts add up to 3 but there are 1"),
     ({"after": "nothing.0.0.7", "prompt_messages": None, "prompt_ids": None}, RecordError, "which is no earlier turn"),
@@ -280,12 +281,30 @@ def test_iterators_numpy_numbers_and_deep_but_sane_values_are_taken(tmp_path: Pa
     assert (read.turns[0].side["x"].start, read.turns[0].facts.sampling) == (1, {"seed": 2**80})
 
 
+def test_texts_of_numpy_are_taken(tmp_path: Path) -> None:
+    text = np.array(["7"])[0]
+    with rolltape.open(tmp_path / "exp") as tape, tape.rollout(task_id=text, model=text, tags=[text]) as rollout:
+        first_turn(rollout.session(renderer=text), weight_version=text)
+        rollout.finish(reason=text)
+    (row,) = rolltape.read(tmp_path / "exp").index()
+    assert (row.task_id, row.model, row.outcome.tags, row.outcome.reason) == ("7", "7", ("7",), "7")
+    found = rolltape.read(tmp_path / "exp").rollout(np.array([row.id])[0])
+    assert found.turns[0].facts.renderer == "7"
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/x", "memory://x", "file:///tmp/x", "simplecache::s3://bucket/x"])
 def test_recording_at_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecordError, match=r"recorded on a local disk, not at a URL; .*`rolltape seal --to`"):
         rolltape.open(url)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["math::hard", "a b#c?d%20", "e:/f"])
+def test_a_path_may_look_like_a_url(tmp_path: Path, path: str) -> None:
+    record_run(tmp_path / path, rollouts=1)
+    rolltape.seal(tmp_path / path, to=tmp_path / "copies" / path)
+    assert [len(rolltape.read(place / path).index()) for place in (tmp_path, tmp_path / "copies")] == [1, 1]
 
 
 def test_a_home_directory_is_found_by_writers_and_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

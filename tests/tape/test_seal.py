@@ -97,6 +97,19 @@ def test_publishing_gives_a_place_also_what_was_sealed_before(tmp_path: Path) ->
     assert rolltape.seal(tmp_path / "run").rollouts == 0
 
 
+def test_a_rollout_is_listed_while_it_moves_to_a_remote_place(tmp_path: Path) -> None:
+    target = f"memory://bucket/{tmp_path.name}"
+    record_run(tmp_path / "run", rollouts=1)
+    rolltape.seal(tmp_path / "run", to=target)
+    run = rolltape.read(tmp_path / "run")
+    assert len(run.index()) == 1
+    with rolltape.open(tmp_path / "run") as tape:
+        tape.rollout(task_id="later").finish(reward=1.0)
+    assert len(run.index()) == 2
+    rolltape.seal(tmp_path / "run", to=target)  # the reader has just looked there
+    assert len(run.index()) == 2
+
+
 def test_another_runs_place_is_refused(tmp_path: Path) -> None:
     record_run(tmp_path / "run")
     rolltape.open(tmp_path / "other", name="other").close()

@@ -143,7 +143,7 @@ class Consumer:
         self.collections = Collections(lambda writer: writer in self.index.writers())
         self.groups: dict[str, PendingGroup] = {}  # those that it is neither done with nor has skipped
         self._settled: set[str] = set()  # the others
-        self._revision = -1  # of the index, up to which it was read
+        self._index_made, self._revision = 0, -1  # the index that was read, and up to which revision
         self.held: set[str] = set()  # given in this process, and neither done nor given back
         self._writer = tape.writer
         self._given_before: set[str] = set()  # to an earlier process that did not mark them as done
@@ -154,9 +154,12 @@ class Consumer:
         with self.lock:
             self.index.advance()
             with self.index.moment():
+                made, revision = self.index.revision()
+                if made != self._index_made:
+                    self._forget()
                 rows = self.index.rows(since_revision=self._revision)
                 events = self.index.events(*_EVENTS, since_revision=self._revision)
-                self._revision = self.index.revision()
+                self._index_made, self._revision = made, revision
             if any(self._is_rewind(event) for event in events) and self._settled_at:
                 self._forget()
                 return self.refresh()

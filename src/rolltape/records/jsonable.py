@@ -161,8 +161,8 @@ def shown(value: object) -> str:
     """A value as an error message names it: its repr, cut short."""
     try:
         text = repr(value[:201] if isinstance(value, str) else value)
-    except ValueError:
-        # Python spells no integer of more than some thousand digits.
+    except (ValueError, RecursionError):
+        # Python spells no integer of more than some thousand digits, and no value that is nested as deep.
         return f"a whole number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:200]}…"
 

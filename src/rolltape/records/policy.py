@@ -11,7 +11,7 @@ import msgspec
 
 from rolltape.errors import PolicyError
 from rolltape.records.ids import digest_of
-from rolltape.records.jsonable import canonical_json
+from rolltape.records.jsonable import canonical_json, shown
 
 # Raised when a change gives the same cut policy other samples; part of every policy key.
 LINEARIZER_VERSION = 2
@@ -170,7 +170,7 @@ def cut_policy(name: str | CutPolicy = "exact", **choices: Any) -> CutPolicy:
 
         rolltape.cut_policy("keep-head", max_given_up_tokens=8)
     """
-    base = _preset(name) if isinstance(name, str) else name
+    base = _base(name)
     for choice in choices:
         if choice in Credit.__struct_fields__:
             raise PolicyError(
@@ -182,6 +182,8 @@ def cut_policy(name: str | CutPolicy = "exact", **choices: Any) -> CutPolicy:
 
 def cut_and_credit(policy: str | CutPolicy, credit: Credit | None = None) -> tuple[CutPolicy, Credit]:
     """Resolve the arguments `policy` and `credit` of a function. A given credit overrules that of a `Policy`."""
+    if credit is not None and not isinstance(credit, Credit):
+        raise PolicyError(f"the credit is {shown(credit)}, a {type(credit).__name__}; give rolltape.Credit(…)")
     inner = policy.credit if isinstance(policy, Policy) else Credit()
     return cut_policy(policy), inner if credit is None else credit
 
@@ -206,11 +208,16 @@ def policy(name: str | CutPolicy = "exact", **choices: Any) -> Policy:
         DeprecationWarning,
         stacklevel=2,
     )
-    base = _preset(name) if isinstance(name, str) else name
+    base = _base(name)
     return _converted({**msgspec.structs.asdict(base), **choices}, Policy, base.name)
 
 
-def _preset(name: str) -> CutPolicy:
+def _base(name: object) -> CutPolicy:
+    """The preset of a name, or the policy that was given."""
+    if isinstance(name, CutPolicy):
+        return name
+    if not isinstance(name, str):
+        raise PolicyError(f"the policy is {shown(name)}, a {type(name).__name__}; give a preset's name or a CutPolicy")
     if name not in PRESETS:
         raise PolicyError(f"there is no policy {name!r}; known are {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from rolltape.errors import NoSuchRollout
+from rolltape.errors import NoSuchRollout, RunNotFound
 from rolltape.records.rollout import Annotations, Event, EventKind, Rollout, RolloutHead
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index, NamedTries
 from rolltape.tape.index.rows import LatestScore, RolloutRow
 from rolltape.tape.index.sources import RunSources
+from rolltape.tape.recording.fields import as_text
 from rolltape.tape.rundir import Place, RunDirectory, find_run
 from rolltape.tape.stored import Key, Problem
 
@@ -58,6 +59,7 @@ class Run:
         if self._of is not None:
             yield self
             return
+        self._check_there()
         self.tape_index.advance()
         held = Run(self.location, self._about, self.directory, self._place)
         with held.tape_index.moment():
@@ -92,7 +94,7 @@ class Run:
 
         Raises NoSuchRollout, or its subclass AmbiguousId if several rollouts may be meant.
         """
-        found = self._indexed().find(rollout_id, self.name)
+        found = self._indexed().find(as_text(rollout_id, "the id of a rollout") or "", self.name)
         if try_index is None:
             return found
         if try_index not in found.tries:
@@ -163,8 +165,14 @@ class Run:
     def _indexed(self) -> Index:
         """The index, up to date, or as it was when a snapshot was taken."""
         if self._of is None:
+            self._check_there()
             self.tape_index.advance()
         return self.tape_index
+
+    def _check_there(self) -> None:
+        """Raise RunNotFound if the run was moved or deleted, or another one was made in its place."""
+        if self.directory is not None and RunDirectory.opened(self.directory.path).about != self._about:
+            raise RunNotFound(f"{self.location}: another run is there than the one that was opened; read it again")
 
     def _loading(self) -> Index:
         """The index that finds rollouts where they are now."""
@@ -172,6 +180,7 @@ class Run:
 
     @contextlib.contextmanager
     def _contents(self) -> Iterator[RunContents]:
+        self._check_there()
         with contextlib.closing(RunContents(RunSources(self.directory, self._place))) as contents:
             try:
                 yield contents

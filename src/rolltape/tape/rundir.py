@@ -269,8 +269,12 @@ class Place:
     """A location that holds a run's shards under `shards/`, and a run.json."""
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
+        text = os.fspath(location)
         try:
-            self._files, root = fsspec.core.url_to_fs(os.fspath(location))
+            # A path stays as it is: fsspec reads "::" anywhere in it as a chain of URLs.
+            self._files, root = (
+                fsspec.core.url_to_fs(text) if _URL.match(text) else (LocalFileSystem(), _expanded(text))
+            )
         except (ValueError, ImportError) as error:
             raise TapeError(f"{location}: {error}") from None
         self.root = str(root).rstrip("/")

@@ -19,7 +19,7 @@ import msgspec
 from rolltape.errors import DamagedTapeError
 from rolltape.tape.index.applying import Applier
 from rolltape.tape.index.database import IndexFile, read_about, write_about
-from rolltape.tape.index.sources import Marks, News, RunSources, journal_news, shard_news
+from rolltape.tape.index.sources import Marks, News, RunSources, is_older, journal_news, shard_news
 from rolltape.tape.journal.file import is_alive
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import make_private_folder, open_private
@@ -72,22 +72,25 @@ class Follower:
         while True:
             marks = self._marks()
             known = {name for name in marks if name.startswith("shard/")}
-            pinned, shards = self._cut(marks, known)
+            whole = {name for name in known if not marks[name].is_partial}
+            pinned, shards, gone = self._cut(marks, whole)
             try:
-                gone = known - {shard.name for shard in shards}
-                gone |= {name for name in marks if name.startswith("journal/") and not self._has_journal(name)}
-                fresh = [shard for shard in shards if shard.name not in known]
+                gone |= known - {shard.name for shard in shards}
+                fresh = [shard for shard in shards if shard.name not in whole]
                 if self._is_older(pinned, marks):
-                    self._file.replace(keep=False)  # a journal was put back to an earlier state
+                    self._file.replace(keep=False)
                     continue
-                changed = self._take_in(pinned, fresh, marks, gone) or changed
+                taken = self._take_in(pinned, fresh, marks, gone)
             finally:
                 for one in pinned:
                     one.journal.unpin()
                 self._let_go(pinned)
-            if not self._misses(gone):
+            if taken is None:
+                continue  # another follower was faster, perhaps with an earlier state
+            changed = taken or changed
+            if not self._misses(gone, marks):
                 return changed
-            self._file.replace(keep=False)  # a source was removed with rollouts that are nowhere else
+            self._file.replace(keep=False)  # a source was removed with rollouts or events that are nowhere else
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -105,10 +108,11 @@ class Follower:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    sign = self._file.lock_path.stat().st_mtime_ns
-                    if sign != seen:
-                        seen, since_s = sign, time.monotonic()
-                    if time.monotonic() - since_s > _STUCK_S:
+                    signed_s = self._file.lock_path.stat().st_mtime
+                    if signed_s != seen:
+                        seen, since_s = signed_s, time.monotonic()
+                    # By both clocks: by the first, nobody waits anew for a process that was stopped long ago.
+                    if max(time.time() - signed_s, time.monotonic() - since_s) > _STUCK_S:
                         break
                     time.sleep(0.02)
             self._sign()
@@ -121,10 +125,16 @@ class Follower:
     def _marks(self) -> dict[str, Marks]:
         return _read_marks(self._file.connection())
 
-    def _cut(self, marks: dict[str, Marks], known: set[str]) -> tuple[list[_Pinned], list[ShardSource]]:
-        """All journals that may hold something new, and all shards, without a write in between."""
+    def _cut(self, marks: dict[str, Marks], known: set[str]) -> tuple[list[_Pinned], list[ShardSource], set[str]]:
+        """All journals that may hold something new, and all shards, without a write in between.
+
+        It also returns the names of the journals that were removed.
+        """
         for _ in range(_CUT_TRIES):
             paths = self._sources.journal_paths()
+            gone = {name for name in marks if name.startswith("journal/")} - {f"journal/{path.stem}" for path in paths}
+            if gone:
+                self._sources.look_again()  # their rollouts are in shards now, perhaps at a remote place
             opened = [journal for path in paths if (journal := self._opened(path, marks))]
             pinned = []
             for journal in opened:
@@ -143,7 +153,7 @@ class Follower:
             self._stop("cut")
             if paths == self._sources.journal_paths() and not any(one.journal.has_news() for one in pinned):
                 break
-        return pinned, shards
+        return pinned, shards, gone
 
     def _opened(self, path: Path, marks: dict[str, Marks]) -> JournalSource | None:
         """Open a journal, or return None if all of it is known or it cannot be read."""
@@ -174,8 +184,8 @@ class Follower:
 
     def _take_in(
         self, pinned: list[_Pinned], shards: list[ShardSource], marks: dict[str, Marks], gone: set[str]
-    ) -> bool:
-        """Read what is new, and write it into the index. Return whether there was anything new."""
+    ) -> bool | None:
+        """Read what is new, and write it into the index. Return whether there was anything new, as `_write` does."""
         news: list[News] = []
         unreadable: dict[str, Problem] = {}
         for journal, _ in pinned:
@@ -199,23 +209,27 @@ class Follower:
             shard.close()
         return changed
 
-    def _write(self, news: list[News], marks: dict[str, Marks], gone: set[str], unreadable: dict[str, Problem]) -> bool:
+    def _write(
+        self, news: list[News], marks: dict[str, Marks], gone: set[str], unreadable: dict[str, Problem]
+    ) -> bool | None:
+        """Write what is new. Return whether there was anything new, or None if another follower wrote meanwhile."""
         size = sum(one.last_row - one.first_row + 1 for one in news)
         place_problems = self._sources.problems()
         if not self._is_worth_it(news, gone, unreadable, place_problems):
             return False
         if size > _PIECE:
-            self._write_pieces(news, gone)
-            marks = self._marks()
+            after_pieces = self._write_pieces(news, gone, marks)
+            if after_pieces is None:
+                return None
+            marks = after_pieces
         with self._file.writing() as connection:
             if _read_marks(connection) != marks:
-                return True  # another follower was faster; the next call continues from there
+                return None
             applier = Applier(connection, gone)
             for one in news:
                 applier.add_events(one.apart)
             for one in news:
-                done = marks[one.name].next_rollout if one.name in marks else one.first_row
-                applier.add_rollouts(one, one.source.heads(done, one.last_row))
+                applier.add_rollouts(one, one.source.heads(_next_row(one, marks), one.last_row))
                 applier.apply(one)
                 _set_source(connection, applier, one)
             for one in news:
@@ -230,10 +244,11 @@ class Follower:
             applier.finish()
         return True
 
-    def _write_pieces(self, news: list[News], gone: set[str]) -> None:
+    def _write_pieces(self, news: list[News], gone: set[str], marks: dict[str, Marks]) -> dict[str, Marks] | None:
         """Write most of what is new a piece at a time, so that no process waits long. `_write` writes the rest.
 
-        Events are written before rollouts, so a row is complete as soon as it is there.
+        Events are written before rollouts, so a row is complete as soon as it is there. Return how far each source
+        counts as read then, or None if another follower wrote meanwhile.
         """
         for one in news:
             with self._file.writing() as connection:
@@ -243,7 +258,7 @@ class Follower:
         known = set(self._file.connection().execute("SELECT id, try_index FROM rollouts"))
         unknown = {key for one in news for key in one.fresh} - known  # others have moved
         for one in news:
-            first = one.first_row
+            first = _next_row(one, marks)
             while one.last_row - first >= _PIECE:
                 self._stop("piece")
                 self._sign()
@@ -251,18 +266,19 @@ class Follower:
                 first += _PIECE
                 unknown.difference_update(found.head.key for found in heads)
                 with self._file.writing() as connection:
+                    if _read_marks(connection) != marks:
+                        return None
                     applier = Applier(connection, gone)
                     applier.add_rollouts(one, heads)
-                    raw = connection.execute("SELECT marks FROM sources WHERE name = ?", (one.name,)).fetchone()
-                    held = msgspec.msgpack.decode(raw[0], type=Marks) if raw else Marks()
-                    held.next_rollout = first
-                    # Its events count as unread, so they are read again if this is interrupted.
+                    held = _marks_within(one, marks.get(one.name) or Marks(), first)
+                    marks = {**marks, one.name: held}
                     connection.execute(
                         "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)",
                         (one.name, msgspec.msgpack.encode(held), one.source.alive),
                     )
                     write_about(connection, "behind", len(unknown))
                     applier.finish()
+        return marks
 
     def _is_worth_it(
         self, news: list[News], gone: set[str], unreadable: dict[str, Problem], places: list[Problem]
@@ -282,21 +298,26 @@ class Follower:
             for name, problems in wanted.items()
         )
 
-    def _has_journal(self, name: str) -> bool:
-        directory = self._sources.directory
-        return directory is not None and (directory.journals / f"{name.partition('/')[2]}.sqlite").exists()
-
     def _is_older(self, pinned: list[_Pinned], marks: dict[str, Marks]) -> bool:
+        """Whether a journal lacks what was read from it: it was put back, or a copy of the run is not of one moment."""
         return any(
-            one.journal.name in marks and one.last_event + 1 < marks[one.journal.name].next_event for one in pinned
+            one.last_event + 1 < marks[name].next_event or is_older(one.journal, marks[name])
+            for one in pinned
+            if (name := one.journal.name) in marks
         )
 
-    def _misses(self, gone: set[str]) -> bool:
-        """Whether the index has rollouts whose source is gone."""
-        connection = self._file.connection()
-        return any(
-            connection.execute("SELECT 1 FROM rollouts WHERE place = ? LIMIT 1", (name,)).fetchone() for name in gone
-        )
+    def _misses(self, gone: set[str], marks: dict[str, Marks]) -> bool:
+        """Whether the index has rollouts or events of a source that is gone, and no other source has them."""
+        if not gone:
+            return False
+        there = self._marks().values()
+        for name in gone:
+            if self._file.connection().execute("SELECT 1 FROM rollouts WHERE place = ? LIMIT 1", (name,)).fetchone():
+                return True
+            for writer, last in marks[name].last_events.items():
+                if last > max((one.last_events.get(writer, -1) for one in there), default=-1):
+                    return True
+        return False
 
     def _let_go(self, pinned: list[_Pinned]) -> None:
         """Close the journals of writers that have ended, and those that are gone."""
@@ -309,6 +330,22 @@ def _read_marks(connection: sqlite3.Connection) -> dict[str, Marks]:
     """How far each source was read, by its name."""
     rows = connection.execute("SELECT name, marks FROM sources").fetchall()
     return {name: msgspec.msgpack.decode(raw, type=Marks) for name, raw in rows}
+
+
+def _next_row(news: News, marks: dict[str, Marks]) -> int:
+    """The first rollout of a source that is not indexed yet."""
+    return marks[news.name].next_rollout if news.name in marks else news.first_row
+
+
+def _marks_within(news: News, held: Marks, next_rollout: int) -> Marks:
+    """How far a source counts as read when only its rollouts before a row are indexed.
+
+    Its events count as unread. If this is interrupted, they are read again, also those about rollouts that ran.
+    """
+    running = {name: one for name, one in news.marks.open.items() if news.first_row <= one.row < next_rollout}
+    return msgspec.structs.replace(
+        held, next_rollout=next_rollout, open=held.open | running, is_partial=not isinstance(news.source, JournalSource)
+    )
 
 
 def _set_source(connection: sqlite3.Connection, applier: Applier, news: News) -> None:

@@ -280,10 +280,10 @@ class Index:
         with self._asking() as connection:
             return progress_of(connection)
 
-    def revision(self) -> int:
-        """The revision of the index, which grows with every change."""
+    def revision(self) -> tuple[int, int]:
+        """When the index was made, and its revision, which grows with every change. One made again begins anew."""
         with self._asking() as connection:
-            return int(read_about(connection, "revision", 0))
+            return int(read_about(connection, "made", 0)), int(read_about(connection, "revision", 0))
 
     def problems(self) -> list[Problem]:
         """What the follower could not read, and what could not be read when rollouts were loaded here."""

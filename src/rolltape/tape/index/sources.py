@@ -95,7 +95,7 @@ class RunSources:
             listed = place.shard_ids()
             found, problems = shards_at(place, held, listed) if listed else ([], [])
             there = set(place.shard_ids()) if held else set()
-            if place.about() is None:
+            if place.about() is None and (self.directory is None or place not in self._own):
                 what = "shards of this run were published there, it holds no run now"
                 problems.append(Problem(place.url, what, ""))
         except (TapeError, OSError) as error:
@@ -140,6 +140,8 @@ class Marks(msgspec.Struct):
     next_event: int = 0
     open: dict[str, FoundRollout] = {}  # by rollout and try, as `mark_name` spells them
     signature: str = ""  # of the files of a journal whose writer had ended
+    last_events: dict[str, int] = {}  # the number of the last event that it holds of each writer
+    is_partial: bool = False  # more rollouts follow, although no more are written: they are read a piece at a time
 
 
 class News:
@@ -167,6 +169,7 @@ class News:
         last: StoredEvent | None = None
         for number, stored in events:
             self.marks.next_event = number + 1
+            self.marks.last_events[stored.writer] = max(stored.sequence, self.marks.last_events.get(stored.writer, -1))
             about = stored.about
             rollout = own.get(about.key) if stored.writer == writers.get(about.key) else None
             if rollout is not None and rollout.finish is None:
@@ -204,6 +207,25 @@ def journal_news(journal: JournalSource, marks: Marks) -> News:
     marks.open = running if journal.alive else {}
     marks.next_rollout = news.last_row + 1
     return news
+
+
+def is_older(journal: JournalSource, marks: Marks) -> bool:
+    """Whether a journal lacks rollouts or turns that were counted up to `marks`."""
+    if journal.last_rollout() + 1 < marks.next_rollout:
+        return True
+    # The journal of a live writer is the one that was read: it loses nothing.
+    return not journal.alive and any(_lacks_turns(journal, one) for one in marks.open.values())
+
+
+def _lacks_turns(journal: JournalSource, rollout: FoundRollout) -> bool:
+    counts = dict(rollout.sessions)
+    earlier = journal.earlier_parts(rollout.row)
+    for session, ordinal, _ in journal.sessions_of(rollout.row):
+        counted = counts.pop(session, 0)
+        before = earlier.turns[ordinal] if earlier and ordinal < len(earlier.turns) else 0
+        if counted > before and next(journal.sampled_since(session, counted - 1), None) is None:
+            return True
+    return bool(counts)
 
 
 def shard_news(shard: ShardSource) -> News:

@@ -75,7 +75,7 @@ def as_text(value: object, where: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise RecordError(f"{where} is {shown(value)}, a {type(value).__name__}; give a text")
-    return valid_text(value)
+    return valid_text(str.__str__(value))  # without the type of numpy's texts, which cannot be encoded
 
 
 def is_unicode(text: str) -> bool:

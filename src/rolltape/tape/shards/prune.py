@@ -76,7 +76,8 @@ def prune(
             for shard in contents.shards:  # what a prune that was cut short has replaced and left there
                 for one in shard.source.manifest.get("replaces", []):
                     shard.source.place.remove_shard(one)
-            freed = sum(_rewritten(shard, wanted, what, reasons) for shard in contents.shards)
+            latest = {stored.about.key: stored.about.at_ns for stored in contents.events.values()}
+            freed = sum(_rewritten(shard, wanted, what, latest, reasons) for shard in contents.shards)
         reasons = {one.where: one.what for one in contents.problems() if one.lost} | reasons  # their data may remain
     return PruneReport(
         pruned=what,
@@ -101,9 +102,16 @@ def _has(contents: RunContents, key: Key, side_array: str | None) -> bool:
 
 
 def _rewritten(
-    shard: SourceContents[ShardSource], wanted: dict[Key, HeldRollout], what: str, skipped: dict[str, str]
+    shard: SourceContents[ShardSource],
+    wanted: dict[Key, HeldRollout],
+    what: str,
+    latest: dict[Key, int],
+    skipped: dict[str, str],
 ) -> int:
-    """Replace a shard by one without the pruned parts. Return how many bytes that frees."""
+    """Replace a shard by one without the pruned parts. Return how many bytes that frees.
+
+    `latest` has the time of the last event about each rollout.
+    """
     own = [held for key, held in shard.rollouts.items() if key in wanted]
     if not own:
         return 0
@@ -113,7 +121,7 @@ def _rewritten(
         for key, held in shard.rollouts.items():
             sessions = shard.load(key)
             writer.add_rollout(held, [without(one, (what,)) for one in sessions] if key in wanted else sessions)
-        events = [*shard.events, *_prune_events(own, what, f"prune-{fresh}")]
+        events = [*shard.events, *_prune_events(own, what, latest, f"prune-{fresh}")]
         if shard.problems():
             # A rewrite would lose for good what cannot be read now.
             skipped[source.where] = f"it is damaged: {shard.problems()[0].what}"
@@ -129,12 +137,13 @@ def _rewritten(
     return _size(manifest) - _size(written)
 
 
-def _prune_events(pruned: list[HeldRollout], what: str, writer: str) -> list[StoredEvent]:
+def _prune_events(pruned: list[HeldRollout], what: str, latest: dict[Key, int], writer: str) -> list[StoredEvent]:
     events = []
     for sequence, held in enumerate(pruned):
         counts = held.counts
         data = {"pruned": what, "turns": sum(counts.turns), "sampled_tokens": counts.sampled_tokens}
-        body = encode_event(EventKind.PRUNE, held.key, data).body(time.time_ns())
+        at_ns = max(time.time_ns(), latest.get(held.key, 0) + 1)  # the clock of another writer may be ahead
+        body = encode_event(EventKind.PRUNE, held.key, data).body(at_ns)
         events.append(decoded_event(writer, sequence, body))
     return events
 
