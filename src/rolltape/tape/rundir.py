@@ -60,7 +60,7 @@ class RunDirectory:
                     about = {"schema": SCHEMA, "name": name or root.name, "created": time.time()}
                     write_whole(root / RUN_FILE, json.dumps(about).encode())
         except OSError as error:
-            raise TapeWriteError(f"run {root}: cannot be made or written: {error}") from error
+            raise TapeWriteError(f"run {root}: cannot be made or written: {error.strerror or error}") from error
         run = cls.opened(root)
         if name is not None and run.name != name:
             raise TapeError(
@@ -154,7 +154,7 @@ def locked(directory: Path, name: str = "run.lock", *, for_long: bool = False) -
     try:
         handle = open_private(directory / name, "ab")
     except OSError as error:
-        raise TapeWriteError(f"run {directory}: cannot be written: {error}") from error
+        raise TapeWriteError(f"run {directory}: cannot be written: {error.strerror or error}") from error
     with handle:
         if for_long:
             fcntl.flock(handle, fcntl.LOCK_EX)
