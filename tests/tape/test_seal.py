@@ -130,7 +130,7 @@ class NoCredentials(Exception):
     """An error of a storage client, as botocore's, which is no OSError."""
 
 
-class LockedStorage(AbstractFileSystem):
+class LockedStorage(AbstractFileSystem):  # type: ignore[misc]
     protocol = "locked"
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
