@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import os
 import resource
@@ -73,7 +74,9 @@ def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
 
 def describe_listen_error(host: str, port: int, error: OSError) -> str:
     """Why an address cannot be listened on, and what to do."""
-    return f"{host}:{port} cannot be listened on: {describe_os_error(error)}; give another port, or 0 for any"
+    is_host = error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
+    advice = "give an address of this machine" if is_host else "give another port, or 0 for any"
+    return f"{host}:{port} cannot be listened on: {describe_os_error(error)}; {advice}"
 
 
 def describe_os_error(error: OSError) -> str:

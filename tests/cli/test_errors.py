@@ -222,6 +222,12 @@ def test_a_port_in_use_is_named_with_what_to_do(cli: Cli, tmp_path: Path) -> Non
     assert [(one.code, one.err) for one in refused] == [(2, told)] * 2
 
 
+def test_an_address_of_another_machine_is_named_with_what_to_do(cli: Cli) -> None:
+    result = cli("engine", "--host", "192.0.2.1", "--port", "0", "--api-key", "k")
+    reason = "Cannot assign requested address; give an address of this machine"
+    assert (result.code, result.err) == (2, f"rolltape: 192.0.2.1:0 cannot be listened on: {reason}\n")
+
+
 def test_no_command_shows_the_help(cli: Cli) -> None:
     result = cli()
     assert (result.code, result.out) == (2, "")

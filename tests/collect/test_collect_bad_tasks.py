@@ -83,6 +83,18 @@ def test_an_unknown_agent_leaves_no_run_behind(
     assert not Path("run").exists()
 
 
+def test_an_unknown_environment_of_the_flag_is_told_once(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.jsonl").write_text(GOOD + "\n" + GOOD.replace('"a"', '"b"'))
+    result = cli("collect", "tasks.jsonl", "--run", "run", "--environment", "chess")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("rolltape: --environment: there is no environment 'chess'; there are problem, ")
+    assert result.err.count("chess") == 1
+    assert not Path("run").exists()
+
+
 def test_resuming_where_there_is_no_run_makes_none(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tasks.jsonl").write_text(GOOD)

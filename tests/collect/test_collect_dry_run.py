@@ -12,8 +12,10 @@ from collecting import collected_at_once, task_file
 from rolltape.cli import run as rolltape_command
 from rolltape.collect.agents import Assignment
 from rolltape.collect.agents.launchers import CommandInput
+from rolltape.gateway.wire import base_urls, named_urls
 from rolltape.records.rollout import Status
 
+BASE_URLS = named_urls(base_urls("", "")).keys()
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "collect" / "index.md").read_text()
 KEEPS_INPUT = "import sys; open({path!r}, 'w').write(sys.stdin.read()); sys.exit('I only look')"
 
@@ -33,7 +35,7 @@ def previews(*arguments: object, capsys: pytest.CaptureFixture[str]) -> list[dic
 
 def test_every_field_that_an_agent_gets_is_described() -> None:
     stdin = described_below("The object on stdin")
-    assert stdin == {*CommandInput.__struct_fields__, "openai_base_url", "anthropic_base_url", "google_base_url"}
+    assert stdin == {*CommandInput.__struct_fields__, *BASE_URLS}
     assert described_below("A function gets") == set(Assignment.__struct_fields__)
 
 
@@ -52,7 +54,7 @@ def test_the_preview_is_what_a_program_then_reads(tmp_path: Path, capsys: pytest
     read, shown = json.loads(seen.read_text()), preview["given"]["stdin"]
     assert read.keys() == shown.keys()
     differ = {name for name in read if read[name] != shown[name]}
-    assert differ == {"key", "openai_base_url", "anthropic_base_url", "google_base_url"}
+    assert differ == {"key", *BASE_URLS}
     assert (read["version"], read["prompt"], read["task"]) == (1, "2 + 2?", {"id": "a", "prompt": "2 + 2?"})
 
 

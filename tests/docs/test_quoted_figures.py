@@ -13,10 +13,10 @@ RESULTS: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results.json").read
 # By page: what is said of a figure, the benchmark, and the figure's name there.
 QUOTED: dict[str, list[tuple[str, str, str]]] = {
     "README.md": [
-        (r"([\d.]+) ms of CPU a short turn", "gateway", "our CPU a turn, small body"),
-        (r"([\d.]+) ms bridged", "gateway", "our CPU a turn, 66 KiB, bridged"),
-        (r"([\d.]+) and [\d.]+ of rllm-model-gateway's", "gateway", "our CPU / theirs, small body"),
-        (r"[\d.]+ and ([\d.]+) of rllm-model-gateway's", "gateway", "our CPU / theirs, 66 KiB, bridged"),
+        (r"([\d.]+) ms if short", "gateway", "our CPU a turn, small body"),
+        (r"([\d.]+) ms with a 66 KiB body", "gateway", "our CPU a turn, 66 KiB, bridged"),
+        (r"([\d.]+) and [\d.]+ times that of rllm-model-gateway", "gateway", "our CPU / theirs, small body"),
+        (r"[\d.]+ and ([\d.]+) times that of rllm-model-gateway", "gateway", "our CPU / theirs, 66 KiB, bridged"),
         (r"([\d.]+) MB per 1,000 turns", "gateway", "memory's growth per 1,000 turns"),
         (r"indexed in ([\d.]+) s", "view", "the whole index from scratch"),
         (r"sorted in ([\d.]+) ms", "view", "sorted by task"),

@@ -106,7 +106,10 @@ async def test_the_command_says_what_is_wrong_in_a_line(run: Path, capsys: pytes
     async with rig(run, admin_key="k") as it:
         for arguments, says in (
             (["status", it.gateway.url], "requires its admin key; give it with --admin-key"),
-            (["status", it.gateway.url, "--admin-key", "wrong"], "requires its admin key"),
+            (
+                ["status", it.gateway.url, "--admin-key", "wrong"],
+                "refuses the admin key that was given; give the one of",
+            ),
             (["status", it.engine.url], "the server there is not a gateway; /status answered 404"),
             (["status", "http://127.0.0.1:9"], "no gateway answers"),
             (["status", "nowhere"], "no gateway of yours records there"),

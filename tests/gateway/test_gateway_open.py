@@ -362,3 +362,12 @@ def test_headers_come_before_path_and_metadata() -> None:
     )
     assert read_identity({"session-id": "d"}, None, metadata).session == "c"
     assert read_identity({"session-id": "d"}, None, None).session == "d"
+
+
+async def test_the_base_url_of_a_named_session_answers_as_that_of_any_session(run: Path) -> None:
+    """Claude Code sends HEAD to its base URL before its first request."""
+    async with rig(run, "hello", open=True) as it:
+        opened = await it.open()
+        paths = ["/", f"/s/{opened['key']}", "/with/session=a1,task=t", "/with/session=a1,task=t/"]
+        assert [(await it.call("HEAD", path)).status for path in paths] == [200] * 4
+        assert len(it.gateway.service.sessions) == 1

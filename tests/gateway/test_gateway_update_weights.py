@@ -114,7 +114,9 @@ async def test_the_tiny_engine_samples_by_each_of_the_weights_that_it_is_given(r
         )
 
 
-async def test_after_a_load_that_failed_replies_wait_until_weights_are_there(run: Path, tmp_path: Path) -> None:
+async def test_after_a_load_that_failed_replies_wait_until_weights_are_there(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = checkpoint(tmp_path / "0", 0)
     async with gateway_before(run, InProcessEngine(TinyEngine(folder, version="0"))) as it:
         opened = await it.open()
@@ -122,6 +124,7 @@ async def test_after_a_load_that_failed_replies_wait_until_weights_are_there(run
             await it.gateway.update_weights(tmp_path / "nowhere", "1")
         refused = await it.call("POST", "/weights/update", {"folder": str(tmp_path / "nowhere"), "version": "1"})
         assert (refused.status, "the gateway is paused" in refused.error) == (500, True)
+        assert not [record for record in caplog.records if record.exc_info]
         assert it.gateway.status()["paused"]
         asking = it.asking(opened, "hello", max_tokens=3)
         await eventually(lambda: it.gateway.status()["in_flight"] == 1)

@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 
 import rolltape
 from rolltape.errors import RunNotFound, TapeError
@@ -133,6 +135,36 @@ def test_a_place_that_cannot_be_opened_here_is_named_and_stops_no_recording(tmp_
     (problem,) = run.problems()
     assert (problem.where, problem.lost) == ("nope://bucket/exp", "the rollouts that were published there")
     assert "Protocol not known: nope" in problem.what
+    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="new") as rollout:
+        rollout.finish()
+
+
+class NoCredentials(Exception):
+    """An error of a storage client, as botocore's, which is no OSError."""
+
+
+class LockedStorage(AbstractFileSystem):  # type: ignore[misc]
+    protocol = "locked"
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        raise NoCredentials("Unable to locate credentials")
+
+    info = cat_file = makedirs = rm = ls
+
+
+def test_an_error_of_a_storage_client_is_an_error_of_the_tape(tmp_path: Path) -> None:
+    fsspec.register_implementation("locked", LockedStorage, clobber=True)
+    ids = record_run(tmp_path / "run")
+    reason = "NoCredentials: Unable to locate credentials"
+    with pytest.raises(TapeError, match=rf"locked://bucket/exp/run\.json: cannot be read: {reason}"):
+        rolltape.read("locked://bucket/exp")
+    with pytest.raises(TapeError, match=reason):
+        rolltape.seal(tmp_path / "run", to="locked://bucket/exp")
+    (tmp_path / "run" / "published.json").write_text(json.dumps({"locations": ["locked://bucket/exp"]}))
+    run = rolltape.read(tmp_path / "run")
+    assert [row.id for row in run.index()] == ids
+    (problem,) = run.problems()
+    assert problem.what == f"cannot be reached: {reason}"
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="new") as rollout:
         rollout.finish()
 

@@ -43,6 +43,10 @@ def open_tasks(settings: CollectSettings, *, is_open: bool = False) -> CheckedTa
         if is_program(settings.agent):
             _check_sandbox(settings, task.data.get("sandbox"))
 
+    try:
+        environments.named(settings.environment)
+    except TaskError as error:
+        raise CollectError(f"--environment: {error}") from None
     if is_open:
         return CheckedTasks(GivenSource(settings.source_name or settings.source, settings.split, check), environments)
     source = open_source(

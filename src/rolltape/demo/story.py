@@ -20,17 +20,18 @@ PLACE = Path("runs/demo")  # the demo's own folder, which it replaces
 STEPS, GROUP_SIZE = 6, 6
 
 _INTRODUCTION = f"""\
-The model that ships with Rolltape (5.8 million parameters) answers sums, with a
-calculator for one, and guesses a number. A right answer is worth a quarter, and
-1 in a sentence: "The answer is 85.". Each of five tasks is attempted {GROUP_SIZE} times a
-step, through the gateway. A trainer in numpy learns from the samples and
-returns its weights."""
+The model that ships with Rolltape (5.8 million parameters) learns five tasks:
+four with sums, one of them with a calculator, and a number to guess. A right
+answer alone has the reward 0.25. In a sentence, such as "The answer is 85.", it
+has the reward 1. In each step, the model attempts each task {GROUP_SIZE} times through the
+gateway. A trainer in numpy then learns from the samples, and gives its weights
+back to the engine."""
 
 NEXT = """\
 Your tasks: a line is {"id": "t1", "prompt": "What is 2 + 2?", "answer": 4}.
   rolltape collect tasks.jsonl --run runs/tasks
 
-Your engine: SGLang is sglang:URL. FOLDER has the model, or only its tokenizer.
+Your engine (sglang:URL or vllm:URL) and the folder of its model or tokenizer:
   rolltape doctor --engine vllm:http://127.0.0.1:8000 --model FOLDER
   rolltape collect tasks.jsonl --run runs/engine \\
       --engine vllm:http://127.0.0.1:8000 --model FOLDER
@@ -39,7 +40,7 @@ Your agent:
   rolltape collect tasks.jsonl --run runs/agent --agent claude-code \\
       --engine vllm:http://127.0.0.1:8000 --model FOLDER
 
-docs/quickstart.md in the repository continues from here."""
+docs/quickstart.md in the repository says more about each of these."""
 
 Command = Callable[[Sequence[str]], int]
 
@@ -83,10 +84,11 @@ def play(path: Path, command: Command, on_page: Callable[[str], None], wait: Cal
                 print(f"\n{'step':>4}  {'reward':>6}  {'rollouts':>8}  {'samples':>7}  {'trained tokens':>14}")
             figures = f"{step.rollouts:8}  {step.samples:7}  {step.trained_tokens:14,}"
             print(f"{step.step:4}  {step.reward:6.3f}  {figures}", flush=True)
+        tape.close()  # so that the page does not call it being recorded
         _show(path, command)
         _heading("Next", NEXT)
         _see_that_it_answers(page)
-        print(f"\n{page.start}\nThe page of this run; `rolltape view {path}` brings it back.", flush=True)
+        print(f"\n{page.start}\nThis is the page of the run. `rolltape view {path}` opens it again.", flush=True)
         wait()
 
 
@@ -112,26 +114,30 @@ def _show(path: Path, command: Command) -> None:
 
     rollouts = list(rolltape.read(path).rollouts())
     before, after = _before_and_after(rollouts)
-    _heading("Before and after", "The lowest reward of the first step, and the highest of the last, on one task.")
+    _heading(
+        "Before and after",
+        "These are two attempts at one task: the one with the lowest reward of the first\n"
+        "step, and the one with the highest reward of the last step.",
+    )
     shell("trace", path, before)
     shell("trace", path, after)
     forked = _forked_rollout(rollouts)
     _heading(
         "A tree",
-        "The chat template leaves the thoughts of earlier turns out, so a prompt departs\n"
-        "from the ids that were sampled. The tree shows where, and why. Each turn becomes\n"
-        "a sample of its own.",
+        "The chat template drops the thinking of earlier turns. So the next prompt does\n"
+        "not begin with the sampled ids: this is a fork. The tree shows where it is, and\n"
+        "why. Each turn becomes its own sample.",
     )
     shell("tree", path, forked)
     shell("samples", path, forked)
-    _heading("The ledger", "Where every sampled token goes, under one cut policy and under another.")
+    _heading("The ledger", "The ledger shows what became of every sampled token, here under two cut policies.")
     shell("ledger", path)
     shell("ledger", path, "--policy", "keep-head")
-    _heading("A check", "Everything that must hold is verified token by token.")
+    _heading("A check", "`check` verifies the whole recording, token by token.")
     shell("check", path)
     _heading(
         "The trainer's view",
-        "The trainer computes in bfloat16, the engine in float32. These tokens differ most\nbetween the two.",
+        "The trainer computes in bfloat16, and the engine in float32. On these tokens,\ntheir logprobs differ most.",
     )
     shell("tokens", path, "worst", "--limit", 3)
 

@@ -80,10 +80,13 @@ async def _serve(gateway: Gateway, ready: Callable[[], None] | None) -> None:
 
 
 def _describe(gateway: Gateway) -> None:
-    """Print what it serves, and which key opens sessions."""
+    """Print what it serves, and how requests come to their sessions."""
     print(f"rolltape: {gateway.service.prompts.describe()}", file=sys.stderr)
     if (why := gateway.service.turns.buffered) is not None:
         print(f"rolltape: replies are streamed only after they have ended: {why}", file=sys.stderr)
+    if gateway.service.settings.open:
+        named = "the header x-rolltape-session or /with/session=NAME in the URL names one"
+        print(f"rolltape: --open: requests need no key and no session; {named}", file=sys.stderr)
     folder = gateway.service.tape.directory.path
     if gateway.admin_key == read_admin_key(folder):
         print(f"rolltape: sessions are opened with the key in {folder / HEADER_FILE}", file=sys.stderr)

@@ -60,7 +60,7 @@ class RunDirectory:
                     about = {"schema": SCHEMA, "name": name or root.name, "created": time.time()}
                     write_whole(root / RUN_FILE, json.dumps(about).encode())
         except OSError as error:
-            raise TapeWriteError(f"run {root}: cannot be made or written: {error}") from error
+            raise TapeWriteError(f"run {root}: cannot be made or written: {error.strerror or error}") from error
         run = cls.opened(root)
         if name is not None and run.name != name:
             raise TapeError(
@@ -154,7 +154,7 @@ def locked(directory: Path, name: str = "run.lock", *, for_long: bool = False) -
     try:
         handle = open_private(directory / name, "ab")
     except OSError as error:
-        raise TapeWriteError(f"run {directory}: cannot be written: {error}") from error
+        raise TapeWriteError(f"run {directory}: cannot be written: {error.strerror or error}") from error
     with handle:
         if for_long:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -284,6 +284,10 @@ class Place:
     def path(self, *names: str) -> str:
         return "/".join((self.root, *names))
 
+    def _label(self, *names: str) -> str:
+        """A path for errors, with the protocol of the place."""
+        return "/".join((self.url, *names))
+
     def about(self) -> bytes | None:
         """The content of its run.json, or None if there is none."""
         return self.read(RUN_FILE)
@@ -293,19 +297,21 @@ class Place:
         try:
             if self.is_local:
                 return sorted(one.name for one in Path(self.path("shards")).iterdir())  # much faster than fsspec
-            self._files.invalidate_cache()
-            found = self._files.ls(self.path("shards"), detail=False)
+            with _os_errors():
+                self._files.invalidate_cache()
+                found = self._files.ls(self.path("shards"), detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
 
     def read(self, *names: str) -> bytes | None:
         try:
-            data: bytes = self._files.cat_file(self.path(*names))
+            with _os_errors():
+                data: bytes = self._files.cat_file(self.path(*names))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise TapeError(f"{self.path(*names)}: cannot be read: {error}") from error
+            raise TapeError(f"{self._label(*names)}: cannot be read: {error}") from error
         return data
 
     def open(self, mode: str, *names: str) -> IO[Any]:
@@ -314,12 +320,14 @@ class Place:
             if mode == "wb" and self.is_local:
                 make_private_folder(Path(path).parent)
                 return open_private(Path(path))
-            if mode == "wb":
-                self._files.makedirs(self.path(*names[:-1]), exist_ok=True)
-            handle: IO[Any] = self._files.open(path, mode)
+            with _os_errors():
+                if mode == "wb":
+                    self._files.makedirs(self.path(*names[:-1]), exist_ok=True)
+                handle: IO[Any] = self._files.open(path, mode)
         except OSError as error:
-            kind = TapeWriteError if mode == "wb" else TapeError
-            raise kind(f"{path}: {error}") from error
+            if mode == "wb":
+                raise TapeWriteError(f"{self._label(*names)}: cannot be written: {error.strerror or error}") from error
+            raise TapeError(f"{self._label(*names)}: {error}") from error
         return handle
 
     def write(self, data: bytes, *names: str) -> None:
@@ -330,7 +338,7 @@ class Place:
                 make_private_folder(path.parent)
                 write_whole(path, data)
             except OSError as error:
-                raise TapeWriteError(f"{path}: {error}") from error
+                raise TapeWriteError(f"{path}: cannot be written: {error.strerror or error}") from error
             return
         with self.open("wb", *names) as handle:
             handle.write(data)
@@ -362,13 +370,25 @@ class Place:
     def remove_shard(self, shard: str) -> None:
         """Remove a shard, its manifest first, so that what is left counts as half-written."""
         try:
-            if self._files.exists(self.path("shards", shard, "MANIFEST.json")):
-                self._files.rm_file(self.path("shards", shard, "MANIFEST.json"))
-            self._files.rm(self.path("shards", shard), recursive=True)
+            with _os_errors():
+                if self._files.exists(self.path("shards", shard, "MANIFEST.json")):
+                    self._files.rm_file(self.path("shards", shard, "MANIFEST.json"))
+                self._files.rm(self.path("shards", shard), recursive=True)
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise TapeWriteError(f"{self.path('shards', shard)}: cannot be removed: {error}") from error
+            raise TapeWriteError(f"{self._label('shards', shard)}: cannot be removed: {error}") from error
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    """Turn an error of a storage client, such as one about missing credentials, into an OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # of anybody's storage client
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 class FoundRun(NamedTuple):

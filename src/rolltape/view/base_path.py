@@ -17,7 +17,7 @@ def parse_base_path(given: str) -> str:
     parts = path.split("/")
     if path and (not _PATH.fullmatch(path) or {".", ".."} & set(parts) or parts[1] == "api"):
         raise ViewError(
-            f"base path {given[:80]!r}: the page cannot lie below it; give a path such as /rolltape, of letters, "
+            f"--base-path {given[:80]}: the page cannot be served there; give a path such as /rolltape, of letters, "
             "digits, '-', '.', '_' and '~', which does not begin with /api"
         )
     return path

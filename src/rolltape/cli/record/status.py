@@ -59,7 +59,9 @@ def _fetch_status(url: str, admin_key: str | None) -> dict[str, Any]:
             answer: dict[str, Any] = json.load(response)
     except HTTPError as error:
         if error.code in (401, 403):
-            raise UsageError(f"{url}: the gateway requires its admin key; give it with --admin-key") from None
+            what = "refuses the admin key that was given" if admin_key else "requires its admin key"
+            advice = "give the one of its run, in RUN/admin.header" if admin_key else "give it with --admin-key"
+            raise UsageError(f"{url}: the gateway {what}; {advice}") from None
         raise UsageError(f"{url}: the server there is not a gateway; /status answered {error.code}") from None
     except (URLError, TimeoutError, OSError) as error:
         reason = getattr(error, "reason", error)

@@ -70,7 +70,7 @@ class Agents:
             Answers.MODEL: (web.get, self._model),
         }
         # Claude Code sends HEAD to its base URL itself.
-        found = [web.get(path, _hello) for path in ("/", "/s/{key}", "/s/{key}/")]
+        found = [web.get(path, _hello) for prefix in _PREFIXES for path in {prefix or "/", f"{prefix}/"}]
         for route in dict.fromkeys(route for dialect in DIALECTS for route in dialect.routes):
             method, handler = answers[route.answers]
             first, *others = (dialect for dialect in DIALECTS if route in dialect.routes)

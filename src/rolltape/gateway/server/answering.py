@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Middleware
 
-from rolltape.errors import BadRequest, BodyTimeout, EngineFailed, GatewayError, RolltapeError
+from rolltape.errors import BadRequest, BodyTimeout, EngineError, EngineFailed, GatewayError, RolltapeError
 from rolltape.gateway.peers import ServedElsewhere
 from rolltape.gateway.request import INLINE_BYTES
 from rolltape.gateway.server.guard import ADMIN
@@ -101,7 +101,8 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             return response
         except RolltapeError as error:
             status, why = 500, str(error)
-            log.exception("%s %s", request.method, _shown(request))
+            if not isinstance(error, EngineError):  # which says all: an engine could not load weights
+                log.exception("%s %s", request.method, _shown(request))
             message = f"{type(error).__name__}: {error}" if request.get(ADMIN) else message_for_agent(error)
             return _refusal(request, 500, message, final=False)
         except (ConnectionResetError, asyncio.CancelledError):
