@@ -12,7 +12,7 @@ from rolltape.export.formats import trajectory, write_inspect_log
 from rolltape.records.rollout import Rollout
 
 CALL = {"id": 3, "type": ["function"], "function": {"name": 5, "arguments": {"a": 1}}}
-ODD = {
+ODD: dict[str, dict[str, Any]] = {
     "a call": {"role": "assistant", "content": "so", "tool_calls": [CALL, None, "x"]},
     "calls that are no list": {"role": "assistant", "content": "so", "tool_calls": 5},
     "parts": {"role": "assistant", "content": [{"type": "text", "text": 5}, None, {"type": "image"}]},

@@ -9,6 +9,7 @@ import pytest
 import rolltape
 from rolltape.records.rollout import Rollout
 from rolltape.samples.facts import fact_lines
+from rolltape.samples.spelling import Spellings
 from rolltape.view.rollout.detail import build_detail
 
 TIMES = [math.nan, math.inf, -math.inf, 1e300]
@@ -38,7 +39,7 @@ def test_a_time_that_is_none_is_not_known(tmp_path: Path, name: str, time: float
     rollout = a_rollout(tmp_path / "run", **{"started_at": 5.0, "ended_at": 7.0, name: time})
     made = rolltape.linearize(rollout)
     assert next(fact_lines(made)).startswith("1 turn, 0 forks, ")
-    build_detail(rollout, made, None)
+    build_detail(made, None, Spellings())
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -124,7 +124,8 @@ async def test_the_folder_of_the_cache_may_be_deleted_while_it_is_used(tmp_path:
     record_run(tmp_path / "run")
     async with asking(tmp_path / "run") as ask:
         await ask.until("/api/exp/rollouts?q=hello", lambda page: page["matched"] == 3)
-        shutil.rmtree(tmp_path / "run" / "cache")
+        # At once: a file that is made meanwhile would stop `rmtree`.
+        shutil.rmtree((tmp_path / "run" / "cache").rename(tmp_path / "deleted"))
         page = await ask.json("/api/exp/rollouts?q=hello")
         assert page["matched"] == page["search"]["searched"]  # what is not in the index is not said to be searched
         await ask.until("/api/exp/rollouts?q=hello", lambda page: page["matched"] == 3)
