@@ -184,7 +184,7 @@ async def check_abort(probe: EngineProbe) -> CheckResult:
     if given.finish is not Finish.ABORT:
         return note(f"a reply of {len(given.ids)} ids ended before it could be interrupted")
     if len(given.ids) and given.logprobs is not None and given.ids.tolist()[: len(streamed.ids)] == streamed.ids:
-        return ok(f"an interrupted reply of {plural(len(given.ids), 'id')} keeps them, with their logprobs")
+        return ok(f"an interrupted reply keeps its {plural(len(given.ids), 'id')}, with logprobs")
     return note(
         "an interrupted reply is lost",
         "after a change of weights, replies start over, and their tokens are sampled again",
