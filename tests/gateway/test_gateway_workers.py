@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 import rolltape
 from gateways import PATHS, Api, body_of, eventually, scripted, streamed_text_of, text_of, user
@@ -334,6 +335,22 @@ async def test_a_worker_that_is_killed_while_it_starts_is_replaced(run: Path, en
                 await eventually(lambda gone=killed: len({*children.read_text().split()} - {gone}) == 2)  # type: ignore[misc]
             assert await fresh(client, gateway, opened, "hello")
             assert gateway.process.poll() is None
+
+
+async def test_a_gateway_is_announced_to_others_once_its_socket_accepts_connections(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = []
+    start = web.UnixSite.start
+
+    async def start_noting(site: web.UnixSite) -> None:
+        announced.append(workers_of(run))
+        await start(site)
+
+    monkeypatch.setattr(web.UnixSite, "start", start_noting)
+    async with rolltape.Gateway(engine="tiny", tape=run):
+        assert announced == [{}]
+        assert workers_of(run) == {0: os.getpid()}
 
 
 async def test_sessions_go_on_after_the_parent_of_the_workers_was_killed(run: Path, engine: ScriptedEngine) -> None:

@@ -19,7 +19,7 @@ from rolltape.gateway.engines.opening import open_engine, tiny_folder
 from rolltape.gateway.engines.pool import EnginePool, LoadedWeights
 from rolltape.gateway.engines.protocol import Engine, EngineFacts
 from rolltape.gateway.finished import Ending, Finished
-from rolltape.gateway.peers import Peer, Siblings, announced_peer
+from rolltape.gateway.peers import Peer, Siblings, announced_peer, own_peer
 from rolltape.gateway.prompts import ChatPrompts, TextOnlyPrompts
 from rolltape.gateway.server.accepting import SharedPort
 from rolltape.gateway.server.admin import Admin
@@ -182,7 +182,7 @@ class Gateway:
         directory = tape.directory.path
         keeps = settings.keep_admin_key and settings.admin_key is None
         self.admin_key = settings.admin_key or (keep_admin_key(directory) if keeps else make_admin_key())
-        peer = stack.enter_context(announced_peer(directory, tape.writer, self.worker))
+        peer = stack.enter_context(own_peer(tape.writer, self.worker))
         await self._listen(stack, listener, peer, facts)
         if keeps:
             stack.enter_context(announced(RunningGateway(self.url, directory)))
@@ -227,6 +227,7 @@ class Gateway:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.UnixSite(runner, peer.socket, backlog=_WAITING_CONNECTIONS).start()  # for the run's other gateways
+        stack.enter_context(announced_peer(self.service.tape.directory.path, peer))
         if self.worker is None:
             await web.SockSite(runner, listener, backlog=_WAITING_CONNECTIONS).start()
         else:

@@ -49,22 +49,29 @@ class ServedElsewhere(GatewayError):
 
 
 @contextlib.contextmanager
-def announced_peer(run: Path, writer: str, place: WorkerPlace | None) -> Iterator[Peer]:
-    """Announce this gateway to the run's other gateways within the block. The caller opens its socket at the path."""
+def own_peer(writer: str, place: WorkerPlace | None) -> Iterator[Peer]:
+    """This gateway as a peer of others, with a folder for its socket within the block."""
     folder = Path(tempfile.mkdtemp(prefix="rolltape-"))  # a socket's path has at most about 100 characters
     group, number = (None, 0) if place is None else (place.group, place.number)
-    peer = Peer(writer, str(folder / "gateway"), secrets.token_urlsafe(24), socket.gethostname(), group, number)
-    path = _file(run, writer)
+    try:
+        yield Peer(writer, str(folder / "gateway"), secrets.token_urlsafe(24), socket.gethostname(), group, number)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def announced_peer(run: Path, peer: Peer) -> Iterator[None]:
+    """Announce this gateway to the run's other gateways within the block. Its socket must accept connections."""
+    path = _file(run, peer.writer)
     try:
         make_private_folder(path.parent, parents=False)
         for left in _announced(run):
             if not is_alive(run / "journals" / f"{left.writer}.sqlite"):
                 forget_peer(run, left.writer)
         write_whole(path, json.dumps(peer._asdict()).encode())
-        yield peer
+        yield
     finally:
         path.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_peer(run: Path, writer: str) -> Peer | None:
