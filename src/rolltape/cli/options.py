@@ -30,11 +30,7 @@ TurnOption = Annotated[
     str | None, option("--turn TURN", "Only this turn: its id, or SESSION.TURN as in `rolltape trace`.")
 ]
 StepOption = Annotated[int | None, option("--step N", "Only rollouts of this step.")]
-GroupOption = Annotated[str | None, option("--group ID", "Only rollouts of this group.")]
-TaskOption = Annotated[str | None, option("--task ID", "Only rollouts of this task.")]
-TagOption = Annotated[str | None, option("--tag TAG", "Only rollouts with this tag, also on a turn or token.")]
 NoBrowserOption = Annotated[bool, option("--no-browser", "Do not open a browser.")]
-NotedOption = Annotated[bool, option("--noted", "Only rollouts with a note, also on a turn or token.")]
 JsonOption = Annotated[bool, option("--json", "Print one JSON object per line.")]
 DryRunOption = Annotated[bool, option("--dry-run", "Show what would change, and change nothing.")]
 HostOption = Annotated[str, option("--host ADDRESS", "Address to listen on; all but loopback need a key.")]
@@ -53,10 +49,10 @@ class RolloutFilter:
     """Filters on the rollouts of a run."""
 
     step: StepOption = None
-    group: GroupOption = None
-    task: TaskOption = None
-    tag: TagOption = None
-    noted: NotedOption = False
+    group: Annotated[str | None, option("--group ID", "Only rollouts of this group.")] = None
+    task: Annotated[str | None, option("--task ID", "Only rollouts of this task.")] = None
+    tag: Annotated[str | None, option("--tag TAG", "Only rollouts with this tag, also on a turn or token.")] = None
+    noted: Annotated[bool, option("--noted", "Only rollouts with a note, also on a turn or token.")] = False
 
     def flags(self) -> str:
         """The flags as the user typed them, for an error."""

@@ -47,7 +47,7 @@ def load_usage(run: Run, source: str, settings: CollectSettings) -> Usage:
         return Usage()
     with run.snapshot() as held:
         keys = [row.key for row in held.index() if (row.step, row.source) == (settings.step, source)]
-        return sum((usage_of(held.rollout(*key).turns, settings) for key in keys), Usage())
+        return sum((usage_of(one.turns, settings) for one in held.load_each(keys)), Usage())
 
 
 class EnoughGroups:

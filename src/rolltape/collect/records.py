@@ -253,12 +253,16 @@ class RecordFile:
             self._written = self._read_rewards()
         self.lost = 0
         with run.snapshot() as held:
-            for row in held.index():
-                if (row.step, row.source) != (step, source) or row.status not in (Status.FINISHED, Status.FAILED):
-                    continue
-                if row.reason == UNGRADED + NOT_COMPARED or self._written.get(row.key, "") == _spell(row.reward):
-                    continue
-                self.add(build_record(held.rollout(*row.key)))
+            missing = [
+                row.key
+                for row in held.index()
+                if (row.step, row.source) == (step, source)
+                and row.status in (Status.FINISHED, Status.FAILED)
+                and row.reason != UNGRADED + NOT_COMPARED
+                and self._written.get(row.key, "") != _spell(row.reward)
+            ]
+            for rollout in held.load_each(missing):
+                self.add(build_record(rollout))
 
     def _read_rewards(self) -> dict[Key, str | None]:
         """The reward in the last line of each rollout. An incomplete line of a killed process is ignored."""
