@@ -1,5 +1,6 @@
 """What is said after the fact: it may come late, from another process, and be revised; the latest counts."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 import rolltape
-from rolltape.errors import NoSuchRollout
+from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import EventKind
 from rolltape.records.turn import Delivery
 from rolltape.tape.journal.entries import NewEvent
@@ -154,6 +155,29 @@ def test_what_is_said_of_a_turn_that_is_not_there_is_refused(tmp_path: Path) -> 
         with rolltape.open(tmp_path / "run") as other:
             refused(other)
         assert tape.run().problems() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "says"),
+    [
+        (EventKind.FINISH, {"status": "finished"}, "end a rollout with its finish() or fail()"),
+        (EventKind.SCORE, {}, "Object missing required field `reward`"),
+        (EventKind.FILTER, {"reason": 5}, "Expected `str | null`, got `int`"),
+        (EventKind.COLLECT, {"settings": {"step": 0, "group_size": 2}}, "missing required field `source`"),
+        (EventKind.COLLECTED, {"step": "0"}, "Expected `int`, got `str`"),
+        (EventKind.VERSION, {"version": 7}, "Expected `str`, got `int`"),
+    ],
+)
+def test_an_event_that_readers_could_not_read_is_refused(
+    tmp_path: Path, kind: EventKind, data: dict[str, Any], says: str
+) -> None:
+    (rollout,) = record_run(tmp_path / "run", rollouts=1)
+    with rolltape.open(tmp_path / "run") as tape:
+        with pytest.raises(RecordError, match=re.escape(says)):
+            tape.append_event(kind, rollout, data)
+        with pytest.raises(RecordError, match=re.escape(says)):
+            tape.append_run_event(kind, data)
+        assert [row.reward for row in tape.run().index()] == [0.0]
 
 
 def test_what_was_said_of_a_turn_that_is_not_there_is_named_by_readers(tmp_path: Path) -> None:

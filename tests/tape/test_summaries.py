@@ -69,6 +69,19 @@ def finish_one(tape: Tape, name: str, turns: int = 2) -> str:
     return rollout.id
 
 
+def test_a_summary_whose_writer_did_not_know_a_delivery_is_computed_again(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape, rolltape.open(tmp_path / "run") as gateway:
+        rollout = tape.rollout(task_id="a")
+        turn = first_turn(rollout.session())
+        gateway.mark_delivered(turn.id, "undelivered")
+        rollout.finish(reward=1.0)
+    run = rolltape.read(tmp_path / "run")
+    assert len(written(tmp_path / "run")) == 1
+    assert check_summaries(run.tape_index) == 0
+    fill(run.tape_index, summarize)
+    assert check_summaries(run.tape_index) == 1
+
+
 def test_a_finished_rollout_has_a_summary_that_the_index_takes_from_the_tape(tmp_path: Path) -> None:
     ids = record_run(tmp_path / "run")
     assert sorted(map(str, written(tmp_path / "run"))) == sorted(ids)

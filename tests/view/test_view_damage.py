@@ -8,6 +8,7 @@ import pytest
 
 import rolltape
 from rolltape.records.rollout import EventKind
+from rolltape.tape.journal.entries import encode_event
 from taped import first_turn, record_run
 from viewing import answers_for, asking
 
@@ -92,7 +93,8 @@ async def test_a_run_that_is_deleted_while_it_is_served_is_said_to_be_gone(tmp_p
 def test_a_statement_that_makes_no_sense_costs_that_statement_alone(tmp_path: Path) -> None:
     ids = record_run(tmp_path / "run")
     with rolltape.open(tmp_path / "run") as tape:
-        tape.append_event(EventKind.SCORE, ids[0], {"no": "reward"})
+        # The tape itself would refuse the first one.
+        tape._writer.journal().append(encode_event(EventKind.SCORE, (ids[0], 0), {"no": "reward"}))
         tape.append_event(EventKind.TAG, ids[1], {"tags": None})
         tape.filter(ids[2], "no good")
     with answers_for(tmp_path / "run") as answers:

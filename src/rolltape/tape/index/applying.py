@@ -239,6 +239,8 @@ class Applier:
         match about.kind:
             case EventKind.DELIVERY if finish is not None:
                 self._outdate(number, order)
+                if stored.writer != writer:  # the summary of the rollout's own writer does not include it
+                    self._connection.execute("DELETE FROM summaries WHERE rollout = ?", (number,))
             case _ if about.turn is not None:
                 pass
             case EventKind.FINISH if counts_for(stored, writer):
@@ -286,6 +288,11 @@ class Applier:
         ((changed,),) = self._connection.execute("SELECT changed FROM rollouts WHERE number = ?", (number,)).fetchall()
         if data.get("rules") != SUMMARY_RULES or not changed or str(data["covers"]) < changed:
             return
+        others = (
+            "SELECT 1 FROM events WHERE rollout = ? AND try_index = ? AND kind = 'delivery' AND writer != ? LIMIT 1"
+        )
+        if self._connection.execute(others, (*stored.about.key, stored.writer)).fetchone():
+            return  # its writer did not know them
         summary = msgspec.convert({name: data[name] for name in RolloutSummary.__struct_fields__}, RolloutSummary)
         if all(name in summary.policies and summary.policies[name].key == PRESETS[name].key for name in PRESETS):
             store_summary(self._connection, number, summary, str(data["covers"]), (), self.revision)

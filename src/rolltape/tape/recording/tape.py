@@ -290,7 +290,7 @@ class Tape:
         by: str | None = None,
         try_index: int | None = None,
     ) -> None:
-        """Append an event of any kind about a rollout. EventKind describes `data`, which is not checked here."""
+        """Append an event about a rollout, of any kind but a finish. EventKind describes `data`."""
         self._writer.encode(NewEvent(kind, rollout_id, data, by, try_index)).append()
 
     def append_events(self, events: Iterable[NewEvent]) -> None:
@@ -298,7 +298,7 @@ class Tape:
         self._writer.encode_all(events).append()
 
     def append_run_event(self, kind: EventKind, data: dict[str, Any]) -> None:
-        """Append an event about the run as a whole. EventKind describes `data`, which is not checked here."""
+        """Append an event about the run as a whole. EventKind describes `data`."""
         self._writer.encode_run_event(kind, data).append()
 
     def announce_version(self, version: str | int) -> None:

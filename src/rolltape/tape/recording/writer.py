@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rolltape.errors import ClosedError, NoSuchRollout, TakenOverError
 from rolltape.forking import call_in_child
 from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
-from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.records.rollout import EventKind, RolloutHead, check_event_data
 from rolltape.records.turn import Delivery
 from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.launch import LaunchCheck
@@ -105,6 +105,7 @@ class TapeWriter:
 
     def encode_run_event(self, kind: EventKind, data: dict[str, Any]) -> EncodedEvents:
         """An event about the run as a whole, later than all others about it."""
+        check_event_data(kind, data, f"run {self.directory.name}")
         with self.lock:
             journal = self.journal()
             return EncodedEvents(journal, [encode_event(kind, None, data, after_ns=self.launch.latest_ns(None))])
@@ -121,6 +122,7 @@ class TapeWriter:
         kind, name, data, by, try_index, turn_id = event
         by = as_text(by, f"rollout {name}: by")
         name = as_text(name, "the id of a rollout") or ""
+        check_event_data(kind, data, f"rollout {name}")
         if try_index is not None:
             try_index = as_count(try_index, f"rollout {name}: try_index")
         with self.lock:
