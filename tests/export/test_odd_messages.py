@@ -12,7 +12,7 @@ from rolltape.export.formats import trajectory, write_inspect_log
 from rolltape.records.rollout import Rollout
 
 CALL = {"id": 3, "type": ["function"], "function": {"name": 5, "arguments": {"a": 1}}}
-ODD = {
+ODD: dict[str, dict[str, Any]] = {
     "a call": {"role": "assistant", "content": "so", "tool_calls": [CALL, None, "x"]},
     "calls that are no list": {"role": "assistant", "content": "so", "tool_calls": 5},
     "parts": {"role": "assistant", "content": [{"type": "text", "text": 5}, None, {"type": "image"}]},
@@ -48,7 +48,8 @@ def test_odd_messages_are_written_in_each_format(tmp_path: Path, reply: dict[str
 def test_fields_that_are_no_text_are_json_in_a_table(tmp_path: Path) -> None:
     rollout = a_rollout(tmp_path / "run", ODD["a call"])
     conversations_to_parquet([rollout], tmp_path / "rows.parquet")
-    *_, result, reply = pq.read_table(tmp_path / "rows.parquet").column("messages").to_pylist()[0]
+    messages: list[Any] = pq.read_table(tmp_path / "rows.parquet").column("messages")[0].as_py()
+    *_, result, reply = messages
     assert result["tool_call_id"] == "3"
     assert reply["tool_calls"] == [
         {"id": "3", "type": '["function"]', "function": {"name": "5", "arguments": '{"a":1}'}}
