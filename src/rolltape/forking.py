@@ -2,25 +2,22 @@
 
 import os
 from collections.abc import Callable
-from weakref import WeakMethod
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-_calls: dict["WeakMethod[Callable[[], None]]", None] = {}
+T = TypeVar("T")
 
-
-def call_in_child(method: Callable[[], None]) -> None:
-    """Call a bound method in every forked child, as long as its object lives in the parent."""
-    _calls[WeakMethod(method, _forget)] = None
+_calls: "WeakKeyDictionary[Any, Callable[[Any], None]]" = WeakKeyDictionary()
 
 
-def _forget(call: "WeakMethod[Callable[[], None]]") -> None:
-    _calls.pop(call, None)
+def call_in_child(owner: T, call: Callable[[T], None]) -> None:
+    """Call a function of an object in every forked child, as long as the object lives."""
+    _calls[owner] = call
 
 
 def _after_fork() -> None:
-    for call in list(_calls):
-        method = call()
-        if method is not None:
-            method()
+    for owner, call in list(_calls.items()):
+        call(owner)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -49,7 +49,7 @@ class ConsumerClaim:
         self._takers = 0
         self._descriptor = -1
         self._pid = os.getpid()
-        call_in_child(self._leave_to_parent)
+        call_in_child(self, ConsumerClaim._leave_to_parent)
 
     def check(self) -> None:
         """Raise GroupsError in a forked child: the name belongs to its parent."""

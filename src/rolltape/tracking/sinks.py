@@ -105,7 +105,7 @@ class Outbox:
         self._thread = threading.Thread(target=work, args=(self._work,), name="rolltape-outbox", daemon=True)
         self._thread.start()
         atexit.register(self.close, _AT_EXIT_S)
-        call_in_child(self._leave_to_parent)
+        call_in_child(self, Outbox._leave_to_parent)
 
     @property
     def delivery(self) -> DeliveryReport:

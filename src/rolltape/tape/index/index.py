@@ -61,7 +61,7 @@ class Index:
         self._loader = Loader(sources, location)
         self._lock = threading.RLock()
         self._noticed: dict[Problem, None] = {}
-        call_in_child(self._forget_parents)
+        call_in_child(self, Index._forget_parents)
 
     def advance(self) -> bool:
         """Index what was written before this call. Return whether anything was new."""

@@ -166,7 +166,8 @@ class Owner:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise TapeWriteError(f"{self.path}: cannot be written: {error}") from error
-        call_in_child(self.release)  # flock belongs to the open file, which a fork shares: a dead parent is not "alive"
+        # flock belongs to the open file, which a fork shares: a child must not keep a dead parent "alive".
+        call_in_child(self, Owner.release)
 
     def note_closing(self, counts: dict[str, int]) -> None:
         """Keep how many rows of each kind the journal has when it is closed in order."""

@@ -49,7 +49,7 @@ class TapeWriter:
         self._open: dict[Key, RolloutRecorder] = {}
         self._closed = False
         self._begin_journal()
-        call_in_child(self._leave_to_parent)
+        call_in_child(self, TapeWriter._leave_to_parent)
 
     def _begin_journal(self) -> None:
         self._journal = Journal(self.directory, self.durability)
