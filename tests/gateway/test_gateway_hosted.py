@@ -696,6 +696,8 @@ async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -
             echo = first["choices"][0]["message"]
             ids = [call["id"] for call in echo["tool_calls"]]
             return ids, [echo, *({"role": "tool", "tool_call_id": one, "content": "1"} for one in ids)]
+        for block in first["content"]:
+            block["id"] = f"{block['name']}_{block['id']}"  # as kimi-cli does
         ids = [block["id"] for block in first["content"]]
         results = [{"type": "tool_result", "tool_use_id": one, "content": "1"} for one in ids]
         return ids, [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": results}]
@@ -709,7 +711,7 @@ async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -
     assert len(set(ids)) == 4
     assert not {"D681PevKs", "x"} & set(ids)
     _, assistant, *results = endpoint.bodies[-1]["messages"]
-    sent = ["D681PevKs", *ids[1:]]
+    sent = ["D681PevKs", *(one.removeprefix("calculator_") for one in ids[1:])]
     assert [call["id"] for call in assistant["tool_calls"]] == sent
     assert [result["tool_call_id"] for result in results] == sent
 
