@@ -20,6 +20,7 @@ from gateways import (
     Api,
     Rig,
     body_of,
+    eventually,
     rig,
     said_finish,
     scripted,
@@ -574,19 +575,19 @@ class OneAtATime(Endpoint):
         super().__init__()
         self._looks = asyncio.Semaphore(0)
         self._count = looks
-        self._generating = False
+        self.generating = False
 
     async def models(self, request: web.Request) -> web.Response:
-        if self._generating:
+        if self.generating:
             self._looks.release()
             await asyncio.Event().wait()
         return await super().models(request)
 
     async def chat(self, request: web.Request) -> web.Response:
-        self._generating = True
+        self.generating = True
         for _ in range(self._count):
             await self._looks.acquire()
-        self._generating = False
+        self.generating = False
         return await super().chat(request)
 
 
@@ -595,6 +596,17 @@ async def test_an_endpoint_that_answers_nothing_else_while_it_generates_is_not_g
     async with hosted(run, endpoint) as it:
         assert (await it.ask(await it.open(), "hello")).status == 200
     assert len(endpoint.bodies) == 1
+
+
+async def test_such_an_endpoint_is_not_to_blame_if_the_agent_leaves(run: Path) -> None:
+    endpoint = OneAtATime(looks=1_000_000)
+    async with hosted(run, endpoint) as it:
+        asking = it.asking(await it.open(), "hello")
+        await eventually(lambda: endpoint.generating)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    (turn,) = it.turns()
+    assert "engine_errors" not in turn.facts.extra
 
 
 PICTURE = "data:image/png;base64,AAAA"
@@ -696,6 +708,8 @@ async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -
             echo = first["choices"][0]["message"]
             ids = [call["id"] for call in echo["tool_calls"]]
             return ids, [echo, *({"role": "tool", "tool_call_id": one, "content": "1"} for one in ids)]
+        for block in first["content"]:
+            block["id"] = f"{block['name']}_{block['id']}"  # as kimi-cli does
         ids = [block["id"] for block in first["content"]]
         results = [{"type": "tool_result", "tool_use_id": one, "content": "1"} for one in ids]
         return ids, [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": results}]
@@ -709,7 +723,7 @@ async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -
     assert len(set(ids)) == 4
     assert not {"D681PevKs", "x"} & set(ids)
     _, assistant, *results = endpoint.bodies[-1]["messages"]
-    sent = ["D681PevKs", *ids[1:]]
+    sent = ["D681PevKs", *(one.removeprefix("calculator_") for one in ids[1:])]
     assert [call["id"] for call in assistant["tool_calls"]] == sent
     assert [result["tool_call_id"] for result in results] == sent
 

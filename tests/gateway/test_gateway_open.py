@@ -82,6 +82,20 @@ async def test_conversations_with_equal_first_replies_stay_apart(run: Path) -> N
     assert all(len(list(rolltape.linearize(one, "exact").samples())) == 1 for one in found)
 
 
+@pytest.mark.parametrize("order", ["ababbaba", "aabbabba"])
+async def test_conversations_with_equal_replies_stay_apart_by_what_was_said_between_them(run: Path, order: str) -> None:
+    """Two attempts at one prompt. The model says the same to both, and what it is told differs."""
+    async with rig(run, lambda _: "Sure.", open=True) as it:
+        said: dict[str, list[Json]] = {name: [user("a task")] for name in "ab"}
+        for name in order:
+            reply = {"role": "assistant", "content": text_of(Api.CHAT, await ask(it, said[name]))}
+            said[name] += [reply, user(f"go on, {name}")]
+    turns = [[turn.prompt_messages for turn in one.turns] for one in rollouts(run)]
+    assert [len(one) for one in turns] == [4, 4]
+    assert [one[-1][2]["content"] for one in turns] == ["go on, a", "go on, b"]
+    assert all(one[-1][: len(prompt)] == prompt for one in turns for prompt in one)
+
+
 async def test_a_call_that_comes_back_by_its_id_goes_on_whatever_else_was_changed(run: Path) -> None:
     script = [tool_call("calculator", {"expression": "1"}), "done"]
     async with rig(run, script, open=True) as it:

@@ -249,6 +249,9 @@ def _without_limit(body: dict[str, Any]) -> dict[str, Any]:
         ("//v1/responses/", "/v1/responses"),
         ("/v1/tokenize", "/tokenize"),
         ("/with/session=a/messages", "/v1/messages"),
+        ("/models/org/it:streamGenerateContent", "/v1beta/models/org/it:streamGenerateContent"),
+        ("/v1/v1beta/models/it:countTokens", "/v1beta/models/it:countTokens"),
+        ("/models/it:predict", None),
         ("/v1/embeddings", None),
     ],
 )

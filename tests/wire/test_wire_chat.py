@@ -242,6 +242,13 @@ def test_thinking_is_asked_for_by_effort_or_outright() -> None:
     assert read(reasoning_effort="none").thinking is False
     assert read(reasoning_effort="minimal").thinking is True
     assert read(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False}).thinking is False
+    assert read(reasoning_effort="high", thinking={"type": "disabled"}).thinking is False  # as kimi-cli sends it
+    assert read(thinking={"type": "enabled"}, chat_template_kwargs={"enable_thinking": False}).thinking is False
+    asked = read(thinking={"type": "enabled"})
+    assert (asked.thinking, asked.ignored_params) == (True, ())
+    for unknown in ({"type": ["auto"]}, {"type": "auto"}, {}, True):
+        asked = read(thinking=unknown)
+        assert (asked.thinking, asked.ignored_params) == (None, ("thinking: not known here; ignored",))
 
 
 def test_what_cannot_be_honored_is_named() -> None:

@@ -45,7 +45,7 @@ class _Entry(NamedTuple):
     opening: str  # the text of its first user message
     minted: list[str]  # the ids of its replies and calls
     conversations: list[bytes]  # digests of its conversations, each up to a reply
-    gone_on: set[str]  # ids of turns that a request continued
+    gone_on: set[bytes]  # digests of its conversations that a request continued
 
 
 class OpenSessions:
@@ -156,18 +156,25 @@ class OpenSessions:
                 if await self._turns.continues(session, request) and session.ended is None:
                     return session
             return None
-        if echoed and (found := self._find_by_conversation(key, digest_conversation(request.messages))) is not None:
-            return found
-        if echoed and (matched := await self._best_match(candidates, request)) is not None:
-            return matched
+        if echoed:
+            # Its replies name it, unless several sessions have the same ones. A client may change other messages.
+            conversation = digest_conversation(request.messages)
+            known = self._find_by_conversation(key, conversation)
+            if len(known) == 1:
+                self._entries[known[0].id].gone_on.add(conversation)
+                return known[0]
+            if (matched := await self._best_match(known[:_LIKE] or candidates, request, conversation)) is not None:
+                return matched
+            if known and (still_open := [one for one in known if one.ended is None]):
+                return still_open[0]
         return self._find_asker(key, request)
 
-    def _find_by_conversation(self, key: str, conversation: bytes) -> OpenSession | None:
-        """The session with a conversation's last reply; of several, the one found least recently."""
+    def _find_by_conversation(self, key: str, conversation: bytes) -> list[OpenSession]:
+        """The sessions with a conversation's replies; the one that was first found least recently comes first."""
         known = [one for one in self._by_conversation.get((key, conversation), ()) if one.ended is None]
         if len(known) > 1:
             self._by_conversation[key, conversation] = known[1:] + known[:1]
-        return known[0] if known else None
+        return known
 
     def _find_asker(self, key: str, request: ChatRequest) -> OpenSession | None:
         """The session that a side request is about: a request for a title or a memory quotes the user's text."""
@@ -179,7 +186,9 @@ class OpenSessions:
         quoted = (one for one in recent if one.key == key and one.opening and one.opening in text)
         return next((one.session for one in quoted if one.session.ended is None), None)
 
-    async def _best_match(self, candidates: list[OpenSession], request: ChatRequest) -> OpenSession | None:
+    async def _best_match(
+        self, candidates: list[OpenSession], request: ChatRequest, conversation: bytes
+    ) -> OpenSession | None:
         """The session with the most replies of a conversation, or None if no session has any.
 
         Attempts at one task may begin with equal replies. Of sessions with equally many, one is taken whose last reply
@@ -187,15 +196,14 @@ class OpenSessions:
         """
         matches = [(session, await self._turns.place(session, request)) for session in candidates]
         known = [
-            (len(match.replies), match.turn, entry)
+            (len(match.replies), entry)
             for session, match in matches
             if match.replies and (entry := self._entries.get(session.id)) is not None and session.ended is None
         ]
         if not known:
             return None
-        _, turn, entry = max(known, key=lambda one: (one[0], one[1] is not None and one[1].id not in one[2].gone_on))
-        if turn is not None:
-            entry.gone_on.add(turn.id)
+        _, entry = max(known, key=lambda one: (one[0], conversation not in one[1].gone_on))
+        entry.gone_on.add(conversation)
         return entry.session
 
     def _opened(self, identity: Identity, request: ChatRequest, digest: str) -> OpenSession:

@@ -5,6 +5,7 @@ ids of another form. Others refuse a call without the signature that they gave i
 they write `reasoning` (Groq). Chat Completions carries such fields; for the other APIs they are put back here.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from rolltape.records.turn import Turn
 # In a message or a call: the fields that are put back.
 OWN = "endpoint_fields"
 _REASONING = "reasoning_content"
+_MINTED = re.compile(r"call_[0-9a-f]{24}")
 # The fields of a reply and of its calls that all APIs carry.
 _COMMON = frozenset({"role", "content", "reasoning_content", "refusal", "tool_calls", "id"})
 _COMMON_OF_CALL = frozenset({"id", "type", "function"})
@@ -61,19 +63,24 @@ class EndpointReplies:
 
     def _with_ids(self, message: Message) -> Message:
         if message["role"] == "tool":
-            given = message["tool_call_id"]
-            return {**message, "tool_call_id": self._calls[given].id} if given in self._calls else message
+            known = self._find(message["tool_call_id"])
+            return message if known is None else {**message, "tool_call_id": known.id}
         if message["role"] != "assistant" or not (calls := message.get("tool_calls")):
             return message
-        known = ((call, self._calls.get(call["id"])) for call in calls)
-        return {**message, "tool_calls": [call if own is None else {**call, "id": own.id} for call, own in known]}
+        pairs = ((call, self._find(call["id"])) for call in calls)
+        return {**message, "tool_calls": [call if own is None else {**call, "id": own.id} for call, own in pairs]}
+
+    def _find(self, call_id: str) -> _Call | None:
+        """The call with a minted id, which some agents write into ids of their own (kimi-cli 1.12 over Gemini)."""
+        found = None if call_id in self._calls else _MINTED.search(call_id)
+        return self._calls.get(call_id if found is None else found[0])
 
     def _with_fields(self, message: Message) -> Message:
         """A message with the endpoint's ids and fields."""
         message = _without(message, _NOT_OF_AGENTS)
         if message["role"] != "assistant":
             return self._with_ids(message)
-        calls = [(call, self._calls.get(call["id"])) for call in message.get("tool_calls") or ()]
+        calls = [(call, self._find(call["id"])) for call in message.get("tool_calls") or ()]
         fields = next((own.message_fields for _, own in calls if own is not None), {})
         with_own = [call if own is None else {**call, "id": own.id, OWN: own.fields} for call, own in calls]
         message = {**message, "tool_calls": with_own} if calls else message

@@ -196,7 +196,7 @@ class Generator:
             async with asyncio.timeout(self._patience.let_go_s):
                 await engine.facts()
         except (EngineUnreachable, EngineFault, TimeoutError) as error:
-            return f"{engine.name} does not answer: {error}"
+            return None if _may_be_busy(engine, error) else f"{engine.name} does not answer: {error}"
         return None
 
     def _note(self, engine: Engine, error: EngineError) -> None:
@@ -285,8 +285,8 @@ class Generator:
                     await engine.facts()
                 missed = 0
             except (EngineUnreachable, EngineFault, TimeoutError) as error:
-                if isinstance(error, TimeoutError) and not engine.token_faithful:
-                    continue  # a small local server may answer nothing else while it generates
+                if _may_be_busy(engine, error):
+                    continue
                 missed += 1
                 if missed == 3 and not task.done():
                     raise EngineDied(f"it does not answer any more: {error}") from error
@@ -318,6 +318,11 @@ class Generator:
         if rest.on_sampled is not None:
             rest = msgspec.structs.replace(rest, on_sampled=PlausibleIds(rest, rest.on_sampled).add)
         return rest
+
+
+def _may_be_busy(engine: Engine, error: Exception) -> bool:
+    """Whether a server that does not answer may be generating: a small one for text does one thing at a time."""
+    return isinstance(error, TimeoutError) and not engine.token_faithful
 
 
 def _tokens_left(wanted: Generation, reply: ReplySoFar) -> int:

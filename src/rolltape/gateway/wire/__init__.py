@@ -9,7 +9,7 @@ from rolltape.gateway.wire.completions import COMPLETIONS
 from rolltape.gateway.wire.gemini.dialect import GEMINI
 from rolltape.gateway.wire.generate import GENERATE
 from rolltape.gateway.wire.messages.dialect import MESSAGES
-from rolltape.gateway.wire.protocol import Dialect
+from rolltape.gateway.wire.protocol import Answers, Dialect
 from rolltape.gateway.wire.responses.dialect import RESPONSES
 
 _PREFIX = r"^/+(s|with)/+[^/]*"  # before a route: a session's key, or its name
@@ -31,15 +31,26 @@ def dialect_of(path: str, headers: Mapping[str, str], query: Mapping[str, str]) 
 
 
 def likely_path(path: str) -> str | None:
-    """The route that is meant by a path whose base URL has `/v1` too often, or not at all; None: it is not known."""
+    """The route that is meant by a path whose base URL has its version too often, or not at all; None: not known."""
     own = re.sub(r"/+", "/", re.sub(_PREFIX, "", path)).rstrip("/")
-    known = {route.path.removeprefix("/v1"): route.path for dialect in DIALECTS for route in dialect.routes}
-    return known.get(re.sub(r"^(/v1)+(?=/)", "", own))
+    bare = re.sub(r"^(/v1(beta)?)+(?=/)", "", own)
+    routes = [route for dialect in DIALECTS for route in dialect.routes]
+    known = {route.path.removeprefix("/v1"): route.path for route in routes}
+    if bare in known:
+        return known[bare]
+    named = f"/v1beta{bare}"  # in the Gemini API a path has the model's name and a method
+    called = [route.path for route in routes if route.answers in (Answers.TURN, Answers.COUNT)]
+    return named if any(re.fullmatch(_pattern(path), named) for path in called) else None
+
+
+def _pattern(route: str) -> str:
+    """A route's path as a regular expression."""
+    return re.sub(r"\{\w+:([^{}]*)\}", r"(?:\1)", route)
 
 
 def _shared_words(route: str, path: str) -> int:
     """How many leading words of a path match a route."""
-    pattern = re.sub(r"\{\w+:([^{}]*)\}", r"(?:\1)", route).split("/")[1:]
+    pattern = _pattern(route).split("/")[1:]
     words = itertools.takewhile(lambda pair: re.fullmatch(*pair), zip(pattern, path.split("/")[1:], strict=False))
     return sum(1 for _ in words)
 

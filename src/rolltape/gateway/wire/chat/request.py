@@ -97,14 +97,19 @@ def _tools(body: Fields) -> ToolOffer:
 
 
 def _thinking(body: Fields) -> tuple[bool | None, Effort | None]:
-    """Whether to think, by the template's own option, else by the effort; and how much."""
-    by_effort, effort = read_effort(body, "reasoning_effort")
+    """Whether to think, by the template's own option, else by `thinking`, else by the effort; and how much."""
+    thinking, effort = read_effort(body, "reasoning_effort")
+    given = body.value.get("thinking")  # of DeepSeek, Kimi and GLM
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind in ("enabled", "disabled"):
+        thinking = kind == "enabled"
+        body.skip("thinking")
     template = body.maybe_object("chat_template_kwargs")
     if template is None:
-        return by_effort, effort
+        return thinking, effort
     outright = template.maybe_flag("enable_thinking")
     template.ignore_unread()
-    return by_effort if outright is None else outright, effort
+    return thinking if outright is None else outright, effort
 
 
 def _ignored_params(body: Fields) -> tuple[str, ...]:
