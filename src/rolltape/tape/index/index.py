@@ -30,7 +30,7 @@ from rolltape.tape.index.queries import (
     progress_of,
     source_problems,
 )
-from rolltape.tape.index.rows import ROW_COLUMNS, RolloutRow
+from rolltape.tape.index.rows import SELECT_ROWS, RolloutRow
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.stored import Key, Problem, StoredEvent, decoded_event
 
@@ -92,7 +92,7 @@ class Index:
             if value is not None:
                 wanted.append(f"{column} = ?")
                 values.append(value)  # type: ignore[arg-type]
-        query = f"SELECT {ROW_COLUMNS}, raw FROM rollouts NATURAL JOIN heads WHERE {' AND '.join(wanted)}"
+        query = f"{SELECT_ROWS} WHERE {' AND '.join(wanted)}"
         with self._asking() as connection:
             rows = [RolloutRow(*row) for row in connection.execute(query, values).fetchall()]
         # They are nearly in this order; SQLite would copy all of them to sort them.

@@ -22,12 +22,6 @@ SCORE = ("reward", "terms", "rewarded_by")
 
 _LOST_REASON = outcome_of((), writer_alive=False).reason
 
-ROW_COLUMNS = f"""number, id, try_index, grp, step, attempt, source, task, environment, agent, model, started_ns,
-    place, sessions, turns, sampled_tokens, versions,
-    {STATUS},
-    ended_ns, stop_reason, {REASON}, scored, reward, terms, rewarded_by, {FILTER},
-    coalesce(tags, head_tags), inner_tags, notes, pruned, revision"""
-
 
 class LatestScore(NamedTuple):
     """A reward, its terms, and who gave it."""
@@ -136,6 +130,29 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
     def pruned(self) -> tuple[str, ...]:
         """What was pruned: "turns", or "side array NAME". Counts still include it."""
         return tuple(msgspec.json.decode(self.pruned_json))
+
+
+# What is selected for the fields of a `RolloutRow` that are not columns of the same name.
+_SELECTED = {
+    "group": "grp",
+    "task_id": "task",
+    "started_at_ns": "started_ns",
+    "versions_json": "versions",
+    "status": STATUS,
+    "ended_at_ns": "ended_ns",
+    "reason": REASON,
+    "reward_value": "reward",
+    "terms_json": "terms",
+    "filtered": FILTER,
+    "tags_json": "coalesce(tags, head_tags)",
+    "inner_tags_json": "inner_tags",
+    "pruned_json": "pruned",
+    "raw_head": "raw",
+}
+SELECT_ROWS = (
+    f"SELECT {', '.join(_SELECTED.get(field, field) for field in RolloutRow.__struct_fields__)} "
+    "FROM rollouts NATURAL JOIN heads"
+)
 
 
 def row_columns(
