@@ -103,6 +103,15 @@ def test_a_damaged_run_gives_what_can_be_read_and_says_so(cli: Cli, run: Path) -
     assert summary["breaches"] == len(breaches) > 0
 
 
+@pytest.mark.parametrize("command", [["ls"], ["score", "--ungraded"]], ids=["ls", "ungraded"])
+def test_a_journal_that_is_none_is_reported(cli: Cli, run: Path, command: list[str]) -> None:
+    (run / "journals" / "other.sqlite").write_bytes(b"no database" * 1000)
+    result = cli(*on(command, run))
+    assert result.code == 3
+    assert "other.sqlite" in result.err
+    assert result.err.endswith(" problems in this run; `rolltape check` lists them\n")
+
+
 @pytest.mark.parametrize("command", [["seal"], ["prune", "--step", "1", "--yes"]], ids=["seal", "prune"])
 def test_a_command_that_changes_files_refuses_a_url(cli: Cli, run: Path, command: list[str]) -> None:
     url = f"file://{run}"
