@@ -19,8 +19,8 @@ from rolltape.collect.dry_run import preview_attempts
 from rolltape.collect.plan import open_tasks
 from rolltape.collect.records import RecordFile
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.runners.gateway import resolve_model
-from rolltape.collect.runners.ray import ClusterSettings, RayRunner
+from rolltape.collect.runners.gateway import check_engines, resolve_model
+from rolltape.collect.runners.ray import ClusterSettings, RayRunner, connect_to_cluster
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
 from rolltape.errors import CollectError, ExportError, TapeWriteError
@@ -47,8 +47,8 @@ def run_collection(
 ) -> Exit:
     """Collect here or on a cluster, with progress while it runs and a report at the end.
 
-    An unusable model, agent or task is refused before the run is made, so that no empty run is left behind. On a
-    cluster, programs and functions are looked up on the nodes.
+    An unusable model, agent, task, engine or cluster is refused before the run is made, so that no empty run is left
+    behind. On a cluster, programs and functions are looked up on the nodes.
     """
     if resume and not (run / RUN_FILE).is_file():
         raise CollectError(f"{run}: there is no run to resume; leave --resume out, or give the --run that was begun")
@@ -57,6 +57,9 @@ def run_collection(
     tasks = open_tasks(settings)
     if cluster is None or is_program(settings.agent):
         agent_named(settings.agent, in_image=settings.has_images or cluster is not None)
+    connection = None if cluster is None else connect_to_cluster(cluster)
+    if cluster is None and not (run / RUN_FILE).is_file():
+        asyncio.run(check_engines(settings))
     raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
@@ -68,7 +71,7 @@ def run_collection(
             settings,
             tape,
             resume=resume,
-            runner=None if cluster is None else RayRunner(settings, tape, cluster),
+            runner=None if cluster is None else RayRunner(settings, tape, cluster, connection),
             run_ahead=None if max_ahead is None else RunAheadLimit(tape, max_groups=max_ahead),
             tasks=tasks,
         )

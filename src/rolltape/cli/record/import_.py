@@ -50,7 +50,7 @@ def import_(
     if traces is not None and kind != _PRIME_RL:
         raise UsageError(f"--traces: {kind} does not use it; leave it out, or import {_PRIME_RL}")
     options = ImportOptions(source=source, split=split, step=step, model=model, tokenizer=tokenizer, traces=traces)
-    found = find_rollouts(kind, path, options)  # raises before a run is created
+    found = find_rollouts(kind, path, options, skip_broken=skip_broken)  # raises before a run is created
     with rolltape.open(run) as tape:
         report = record_imported(tape, kind, found, skip_broken=skip_broken)
     token_records = 0
