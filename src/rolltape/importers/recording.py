@@ -92,6 +92,9 @@ def _record_all(
 ) -> ImportReport:
     report, known, seen = ImportReport(), _KnownRollouts(tape), Counter[str]()
     for item in found:
+        if isinstance(item, BrokenEntry):
+            _note_broken(report, item, skip_broken)
+            continue
         key = _key_of(item)
         if isinstance(key, BrokenEntry):
             _note_broken(report, key, skip_broken)
@@ -118,15 +121,13 @@ def _record_all(
 
 def refuse_broken(item: ImportedRollout | BrokenEntry) -> None:
     """Raise ImportFileError for an entry that no import without `skip_broken` can begin with."""
-    key = _key_of(item)
+    key = item if isinstance(item, BrokenEntry) else _key_of(item)
     if isinstance(key, BrokenEntry):
         _note_broken(ImportReport(), key, skip=False)
 
 
-def _key_of(item: ImportedRollout | BrokenEntry) -> str | BrokenEntry:
+def _key_of(item: ImportedRollout) -> str | BrokenEntry:
     """The key that tells a rollout from others of the source, or what is wrong with the entry."""
-    if isinstance(item, BrokenEntry):
-        return item
     try:
         msgspec.convert(msgspec.structs.asdict(item), ImportedRollout)
         return item.key or _digest(item)
