@@ -52,6 +52,8 @@ def run_collection(
     """
     if resume and not (run / RUN_FILE).is_file():
         raise CollectError(f"{run}: there is no run to resume; leave --resume out, or give the --run that was begun")
+    if out is not None:
+        _check_records_path(out, settings.source, run)
     if cluster is None:
         resolve_model(settings.model, settings.model_name, settings.engines)
     tasks = open_tasks(settings)
@@ -75,7 +77,7 @@ def run_collection(
             run_ahead=None if max_ahead is None else RunAheadLimit(tape, max_groups=max_ahead),
             tasks=tasks,
         )
-        records = None if out is None else stack.enter_context(closing(_open_records(out, settings.source)))
+        records = None if out is None else stack.enter_context(closing(_open_records(out)))
         if records is not None and resume:
             records.add_missing(tape.run(), step=settings.step, source=collector.source_name)
         whole = loop.run(_run(collector, _Watcher(collector, tally, progress, records)))
@@ -201,9 +203,14 @@ def _naming_how_to_continue(run: Path) -> Iterator[None]:
         raise TapeWriteError(f"{error}; make room on that disk, or make it writable, then --resume continues") from None
 
 
-def _open_records(out: Path, source: str) -> RecordFile:
+def _check_records_path(out: Path, source: str, run: Path) -> None:
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise ExportError(f"-o {out}: this is the file of the tasks; name another for the records")
+    if not out.parent.is_dir() and not out.resolve().is_relative_to(run.resolve()):
+        raise ExportError(f"-o {out}: there is no folder {out.parent}; make it, or name a file in another one")
+
+
+def _open_records(out: Path) -> RecordFile:
     try:
         return RecordFile(out, note)
     except OSError as error:
