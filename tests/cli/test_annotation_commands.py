@@ -67,3 +67,17 @@ def test_tags_and_notes_are_written_listed_filtered_and_taken_back(cli: Cli, tmp
         failed = cli(*arguments)
         assert failed.code != 0
         assert why in failed.err, failed.err
+
+
+def test_a_tag_is_removed_only_from_where_it_is(cli: Cli, run: Path, rollout_id: str) -> None:
+    assert cli("tag", run, rollout_id, "a", "--turn", "0.0", "--tokens", "3", "--by", "ada").code == 0
+    assert cli("tag", run, rollout_id, "b", "--by", "ada").code == 0
+    elsewhere = f"rollout {rollout_id} has it elsewhere"
+    for arguments, said in (
+        (["a"], f"TAG a: not on the rollout itself; {elsewhere}: give --turn 0.0 --tokens 3:4"),
+        (["b", "a", "--turn", "0.0"], f"TAG b: not on 0.0; {elsewhere}: give no --turn"),
+        (["c"], f"TAG c: rollout {rollout_id} has no such tag; `rolltape tag RUN ROLLOUT` lists them"),
+    ):
+        assert cli("tag", run, rollout_id, "--remove", *arguments) == (2, "", f"rolltape: {said}\n")
+    assert cli("tag", run, rollout_id, "--remove", "a", "--turn", "0.0", "--tokens", "3").code == 0
+    assert cli("tag", run, rollout_id, "--remove", "b").out == "0 tags\n"

@@ -240,6 +240,17 @@ def test_prune_asks_first(cli: Cli, run: Path) -> None:
     assert cli("check", run).code == 0
 
 
+def test_a_rollout_without_its_turns_says_that_they_were_pruned(cli: Cli, run: Path, rollout_id: str) -> None:
+    cli("prune", run, "--before-step", 2, "--yes")
+    for command in (["show"], ["tree"], ["show", "--part", "tree"]):
+        out = cli(command[0], run, rollout_id, *command[1:]).out
+        assert "session 0: its turns were pruned\n" in out
+        assert "0 turns" not in out
+    facts = cli("show", run, rollout_id).out.splitlines()
+    assert "pruned: turns" in facts
+    assert "4 sampled tokens: 4 dropped:pruned; 0 samples under exact" in facts
+
+
 def test_check_holds_on_a_sound_run(cli: Cli, run: Path) -> None:
     result = cli("check", run)
     assert result.code == 0

@@ -103,6 +103,15 @@ def test_a_damaged_run_gives_what_can_be_read_and_says_so(cli: Cli, run: Path) -
     assert summary["breaches"] == len(breaches) > 0
 
 
+@pytest.mark.parametrize("command", [["ls"], ["score", "--ungraded"]], ids=["ls", "ungraded"])
+def test_a_journal_that_is_none_is_reported(cli: Cli, run: Path, command: list[str]) -> None:
+    (run / "journals" / "other.sqlite").write_bytes(b"no database" * 1000)
+    result = cli(*on(command, run))
+    assert result.code == 3
+    assert "other.sqlite" in result.err
+    assert result.err.endswith(" problems in this run; `rolltape check` lists them\n")
+
+
 @pytest.mark.parametrize("command", [["seal"], ["prune", "--step", "1", "--yes"]], ids=["seal", "prune"])
 def test_a_command_that_changes_files_refuses_a_url(cli: Cli, run: Path, command: list[str]) -> None:
     url = f"file://{run}"
@@ -157,6 +166,19 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["score", "--judge-model", "m"], "--judge-model needs --ungraded"),
         (["score", "--ungraded", "--skip-unknown"], "--ungraded grades all rollouts without a grade; leave out --skip"),
         (["query", "SELECT 1", "--format", "csv", "--json"], "--json: --format csv is given too"),
+        (["tokens", "--limit", "3"], "--limit: list does not use it; leave it out, or give worst"),
+        (["tokens", "check", "--column", "ratio"], "--column: check does not use it; leave it out, or give show or wo"),
+        (
+            ["tokens", "summary", "--advantage", "auto"],
+            "--advantage: summary does not use it; leave it out, or give ch",
+        ),
+        (["tokens", "check", "--rank", "0"], "--rank: check does not use it; leave it out, or give list, summary, sh"),
+        (["tokens", "worst", "0.0.0"], "RECORD: worst does not use it; leave it out, or give show or turns"),
+        (
+            ["tokens", "summary", "--tokenizer", "t"],
+            "--tokenizer: summary does not use it; leave it out, or give show,",
+        ),
+        (["tokens", "--rank", "0"], "--rank: list needs --step"),
         (["ls", "--step", "x"], "'--step': 'x' should be a valid integer\n"),
         (["ls", "--limit=0"], "'--limit': '0' should be greater than or equal to 1\n"),
         (["query", "SELECT 1", "--format", "xml"], "'--format': 'xml' is not one of 'table'"),
@@ -169,6 +191,24 @@ def test_wrong_usage_names_the_flag(cli: Cli, run: Path, arguments: list[str], n
     assert named in result.err
     assert result.err.startswith("rolltape: ")
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["slime", "x.pt", "run", "--traces", "t.jsonl"],
+            "--traces: slime does not use it; leave it out, or import prime",
+        ),
+        (["--guess", "x.pt", "--step", "3"], "--guess takes only a path; leave out --step"),
+        (["slime", "--guess", "x.pt"], "--guess takes only a path; leave out KIND"),
+    ],
+    ids=["traces", "guess with a flag", "guess with a kind"],
+)
+def test_an_import_refuses_what_it_does_not_use(cli: Cli, arguments: list[str], said: str) -> None:
+    result = cli("import", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """`rolltape collect` on task files that cannot be used: each is refused with its place, and nothing runs."""
 
+import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from commands import Cli
+from rolltape.tiny import shipped_model
 
 GOOD = '{"id": "a", "prompt": "What is 1 + 1?", "answer": 2}'
 BAD = {
@@ -80,6 +83,29 @@ def test_an_unknown_agent_leaves_no_run_behind(
     result = cli("collect", "tasks.jsonl", "--run", "run", "--agent", "nobody", "--runner", runner)
     assert result.code == 2
     assert "nobody" in result.err
+    assert not Path("run").exists()
+
+
+def test_an_engine_that_does_not_answer_leaves_no_run_behind(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.jsonl").write_text(GOOD)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        engine = f"sglang:http://127.0.0.1:{unused.getsockname()[1]}"
+    result = cli("collect", "tasks.jsonl", "--run", "run", "--engine", engine, "--model", shipped_model())
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("rolltape: no engine answers: sglang http://127.0.0.1:")
+    assert not Path("run").exists()
+
+
+def test_a_cluster_without_ray_leaves_no_run_behind(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    Path("tasks.jsonl").write_text(GOOD)
+    result = cli("collect", "tasks.jsonl", "--run", "run", "--runner", "ray")
+    assert (result.code, result.out) == (2, "")
+    assert "--runner ray: this needs ray" in result.err
     assert not Path("run").exists()
 
 

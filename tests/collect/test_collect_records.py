@@ -405,14 +405,15 @@ def test_records_do_not_go_into_the_file_of_the_tasks(tmp_path: Path, cli: Cli) 
     assert result.code == 4
     assert "this is the file of the tasks" in result.err
     assert source.read_bytes() == before
+    assert not (tmp_path / "run").exists()
 
 
 def test_records_that_cannot_be_written_at_all_are_noticed_before_anything_runs(tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "nowhere" / "out.jsonl"
     result = cli("collect", task_file(tmp_path), "--run", tmp_path / "run", "-o", out)
     assert result.code == 4
-    assert f"-o {out}: cannot be written: No such file or directory" in result.err
-    assert not rollouts(tmp_path / "run")
+    assert f"-o {out}: there is no folder {out.parent}; make it, or name a file in another one" in result.err
+    assert not (tmp_path / "run").exists()
 
 
 KILLED_AT_A_RECORD = """

@@ -191,6 +191,17 @@ class TestDatasets:
         with pytest.raises(SourceError, match=r"^nothing cannot be loaded as a dataset: .* doesn't contain any data"):
             open_source("nothing")
 
+    def test_directory_with_a_folder_per_split_or_a_card_is_a_dataset(self) -> None:
+        pytest.importorskip("datasets")
+        for folder in ("splits/train", "splits/test", "card/main"):
+            Path(folder).mkdir(parents=True)
+        write_lines("splits/train/x.jsonl", [{"id": "a"}])
+        write_lines("splits/test/x.jsonl", [{"id": "b"}])
+        assert ids(open_source("splits", split="test")) == ["b"]
+        write_lines("card/main/x.jsonl", [{"id": "c"}])
+        Path("card/README.md").write_text("---\nconfigs:\n- config_name: main\n  data_files: main/x.jsonl\n---\n")
+        assert ids(open_source("card", split="train")) == ["c"]
+
     def test_mistyped_path_does_not_reach_the_hub(self, here: Path) -> None:
         (here / "tasks").mkdir()
         for text in ("tasks/math", "./math", "a/b/c", "/math"):

@@ -238,6 +238,17 @@ def test_bad_parquet_is_refused() -> None:
     assert refusal("z.parquet") == "z.parquet is empty: there is no task in it; give a source with tasks"
 
 
+def test_a_folder_of_other_folders_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # it would search the folder
+    Path("home/project").mkdir(parents=True)
+    Path("home/notes.json").write_text("{}")
+    assert refusal("home") == (
+        "home is not a dataset: it has the folder 'project', and beside its data files a dataset has only `data` and a "
+        "folder per split, unless its README.md describes it; give a .json, .jsonl or .parquet file, a dataset's "
+        "folder, harbor:FOLDER or python:module:function"
+    )
+
+
 def test_a_table_that_cannot_be_parsed_is_refused_with_the_reason() -> None:
     pytest.importorskip("datasets")
     Path("tables").mkdir()

@@ -1,5 +1,6 @@
 """What an engine gives is checked against what it must, and said."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from rolltape.doctor.engine.probing import generation
 from rolltape.errors import CheckpointError, EngineError, EngineFault, RunNotFound
+from rolltape.gateway.engines import http
 from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Generated
 from rolltape.gateway.turn.generate import check_generated, describe_generated
@@ -33,6 +35,27 @@ def test_a_trimmed_stop_id_and_missing_logprobs_stand_out() -> None:
 def test_text_alone_is_said_to_train_nothing() -> None:
     engine = open_engine("openai:http://127.0.0.1:1/v1")
     assert "its replies cannot be trained" in describe_generated(engine, generation([1]), given([], logprobs=None))
+
+
+@pytest.mark.parametrize(("kind", "program"), [("vllm", "vLLM"), ("sglang", "SGLang"), ("llamacpp", "llama.cpp")])
+async def test_another_server_at_the_address_is_said_at_once(
+    kind: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "ASK_TIMEOUT_S", 1.0)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")  # its body never ends
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = "http://{}:{}".format(*server.sockets[0].getsockname())
+        engine = open_engine(f"{kind}:{url}")
+        with pytest.raises(EngineFault) as raised:
+            await engine.facts()
+        await engine.close()
+    assert str(raised.value).startswith(f"{kind} {url}: /health answered 404, so this is no {program} server; give the")
 
 
 def test_parts_that_do_not_belong_together_are_a_fault() -> None:

@@ -60,13 +60,26 @@ def test_a_rollout_of_which_nothing_trains_is_left_out_and_named(
         (["--format", "atif", "--what", "samples", "-o", "x"], "--format atif writes rollouts, not --what samples"),
         (["--format", "messages", "-o", "x.parquet"], "--format messages is written as .jsonl"),
         (["--what", "records", "-o", "x.parquet"], "--what records: records have no Parquet form; use --format jsonl"),
+        (
+            ["-o", "hf://x"],
+            "hf://x: a URL, and exports are written to this machine; name a file or folder and copy it, or",
+        ),
+        (["--format", "slime", "-o", "s3://b/x.pt"], "s3://b/x.pt: a URL, and exports are written to this machine"),
+        (["--format", "atif", "-o", "hf://x"], "hf://x: a URL, and exports are written to this machine"),
+        (["--format", "datasets", "-o", "s3://b/x"], "s3://b/x: a URL, and exports are written to this machine"),
         (["--format", "datasets", "-o", "hf://datasets/alone"], "names no repository; write hf://datasets/OWNER/NAME"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], problem: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    problem: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="t") as rollout:
         rollout.finish(reward=0.5)
     assert rolltape_command(["export", str(tmp_path / "run"), *options]) != 0
     assert problem in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["run"]

@@ -321,7 +321,8 @@ def test_a_size_that_nobody_says_is_an_error(tape: Tape) -> None:
 
 def test_options_that_make_no_sense_are_refused(tape: Tape) -> None:
     wrong: list[dict[str, Any]] = [{"group_size": 0}, {"max_staleness": -1}, {"limit": 0}, {"late": "never"}]
-    for options in (*wrong, {"consumer": "a/b"}):
+    wrong += [{"max_staleness": "x"}, {"group_size": 1.5}, {"step": "x"}, {"consumer": "a/b"}]
+    for options in wrong:
         with pytest.raises(GroupsError, match=next(iter(options))):
             tape.groups(**options)
     with pytest.raises(PolicyError):

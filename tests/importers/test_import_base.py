@@ -42,6 +42,18 @@ def test_a_broken_line_ends_an_import_by_name_and_importing_again_goes_on_from_t
     assert [entry.where for entry in report.broken] == [f"{file}, line 2"]
 
 
+@pytest.mark.parametrize("row", ["{not json", {"messages": 3}], ids=["no JSON", "no messages"])
+def test_a_first_entry_that_is_broken_leaves_no_run_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], row: object
+) -> None:
+    file = write_lines(tmp_path / "sft.jsonl", [row, {"messages": [QUESTION, ANSWER]}])
+    assert rolltape_command(["import", "messages", str(file), str(tmp_path / "run")]) == 2
+    assert f"{file}, line 1: " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert rolltape_command(["import", "messages", str(file), str(tmp_path / "run"), "--skip-broken"]) == 0
+    assert len(rolltape.read(tmp_path / "run").index()) == 1
+
+
 def test_a_rollout_whose_turns_are_refused_is_recorded_as_failed_and_replaced_by_the_next_import(
     tmp_path: Path,
 ) -> None:

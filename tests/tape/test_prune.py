@@ -3,12 +3,13 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import rolltape
-from rolltape.errors import TapeError
+from rolltape.errors import RecordError, TapeError
 from rolltape.records.rollout import EventKind
 from rolltape.tape.rundir import Place
 from taped import first_turn, next_turn, record_run, record_session, spelled_turn
@@ -153,3 +154,17 @@ def test_pruning_nothing_in_particular_is_refused(tmp_path: Path) -> None:
     record_run(tmp_path / "run", rollouts=1)
     with pytest.raises(TapeError, match="prune what"):
         rolltape.prune(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 5}, "steps are 5, a int; give a list of steps"),
+        ({"steps": ["x"]}, "steps is 'x'; give a whole number from 0 up"),
+        ({"before_step": "x"}, "before_step is 'x'; give a whole number from 0 up"),
+    ],
+)
+def test_steps_that_are_none_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    record_run(tmp_path / "run", rollouts=1)
+    with pytest.raises(RecordError, match=said):
+        rolltape.prune(tmp_path / "run", **options)

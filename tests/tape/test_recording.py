@@ -323,7 +323,19 @@ def test_a_name_or_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
             rolltape.open(path)
         with pytest.raises(RunNotFound, match="no path or URL in valid Unicode"):
             rolltape.read(path)
+    nothing: Any = None
+    with pytest.raises(RunNotFound, match="None: no run there; it is no path or URL"):
+        rolltape.read(nothing)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_try_of_what_is_no_id_is_refused(tmp_path: Path) -> None:
+    wrong: Any = []
+    with (
+        rolltape.open(tmp_path / "run") as tape,
+        pytest.raises(RecordError, match=r"the id of a rollout is .*give a text"),
+    ):
+        tape.next_try(wrong)
 
 
 class Unspeakable(Exception):

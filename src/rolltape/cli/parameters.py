@@ -54,7 +54,7 @@ def argument(name: str, help: str) -> Any:  # noqa: A002 - as typer has it
 def either(values: Iterable[str]) -> str:
     """Values in words, such as those of an enum, for a help text."""
     *names, last = values
-    return f"{', '.join(names)}{',' if len(names) > 1 else ''} or {last}"
+    return f"{', '.join(names)}{',' if len(names) > 1 else ''} or {last}" if names else last
 
 
 def flag_of(setting: str) -> str:

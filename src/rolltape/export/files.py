@@ -252,6 +252,16 @@ def _write_parquet(rows: Iterable[Row], kind: RowKind, out: Destination) -> int:
         return TABLES[kind].write_parquet(rows, stream, {SCHEMA_KEY: kind.value.encode()})
 
 
+def local_path(out: Destination) -> Path:
+    """The path of a file or folder to write; raises ExportError for a URL."""
+    if "://" in os.fspath(out):
+        raise ExportError(
+            f"{os.fspath(out)}: a URL, and exports are written to this machine; name a file or folder and copy it, or "
+            "push to the hub with --format datasets -o hf://datasets/OWNER/NAME"
+        )
+    return Path(out).resolve()
+
+
 @contextmanager
 def destination(out: Destination) -> Iterator[IO[bytes]]:
     """Open `out` for writing; `-` is standard output. A file is replaced at the end, or left as it was."""
@@ -259,7 +269,7 @@ def destination(out: Destination) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = Path(out).resolve()
+    path = local_path(out)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         if path.exists() and not path.is_file():

@@ -193,15 +193,14 @@ class Gateway:
         runner: web.AppRunner | None = None
         async with AsyncExitStack() as waiting:
             while True:
-                health = await pool.look()
-                facts = next((one.facts for one in health if one.facts is not None), None)
-                if facts is not None:
-                    return facts
-                errors = "; ".join(str(one.error) for one in health)
-                if time.monotonic() >= deadline:
-                    raise EngineUnreachable(f"no engine answers: {errors}")
+                try:
+                    return await pool.first_facts()
+                except EngineUnreachable as error:
+                    if time.monotonic() >= deadline:
+                        raise
+                    errors = str(error)
                 if runner is None:
-                    log.warning("%s waits %g s for an engine: %s", self.url, self._settings.wait_engine_s, errors)
+                    log.warning("%s waits %g s: %s", self.url, self._settings.wait_engine_s, errors)
                     runner = web.AppRunner(waiting_app(), access_log=None, logger=http_log, shutdown_timeout=0.1)
                     await runner.setup()
                     waiting.push_async_callback(runner.cleanup)

@@ -9,6 +9,7 @@ import msgspec
 
 from rolltape.errors import GroupsError
 from rolltape.groups.pending import Collections, PendingGroup, is_finished, is_rewarded
+from rolltape.records.jsonable import plain_scalar, shown
 from rolltape.records.policy import Advantage, Credit, CutPolicy
 from rolltape.records.rollout import Status
 from rolltape.records.sample import Sample
@@ -44,10 +45,10 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
     poll_s: float = 0.2
 
     def __post_init__(self) -> None:
-        for name, least in (("group_size", 1), ("max_staleness", 0), ("limit", 1)):
+        for name, least in (("step", 0), ("group_size", 1), ("max_staleness", 0), ("limit", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise GroupsError(f"{name} is {value}; give {least} or more")
+            if value is not None and (not isinstance(plain_scalar(value), int) or value < least):
+                raise GroupsError(f"{name} is {shown(value)}; give a whole number from {least} up")
 
     @property
     def needs_rewards(self) -> bool:

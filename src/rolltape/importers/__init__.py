@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rolltape.errors import ImportFileError
 from rolltape.importers.imported import BrokenEntry, Found, ImportedRollout, ImportedSession, ImportOptions
-from rolltape.importers.recording import ImportReport, record_imported
+from rolltape.importers.recording import ImportReport, record_imported, refuse_broken
 from rolltape.tape.recording.tape import Tape
 
 __all__ = [
@@ -81,12 +81,17 @@ def import_run(
     return record_imported(tape, kind, found, skip_broken=skip_broken, progress=progress)
 
 
-def find_rollouts(kind: str, path: str | os.PathLike[str], options: ImportOptions | None = None) -> Found:
-    """The rollouts of a file or folder, for `record_imported`. Raises if the source cannot be read at all."""
+def find_rollouts(
+    kind: str, path: str | os.PathLike[str], options: ImportOptions | None = None, *, skip_broken: bool = True
+) -> Found:
+    """The rollouts of a file or folder, for `record_imported`. Raises if the source cannot be read at all, and without
+    `skip_broken` also if its first entry is broken."""
     found = iter(_importer(kind).find(Path(path), options or ImportOptions()))
     first = next(found, None)
     if first is None:
         raise ImportFileError(f"{path}: it holds no rollouts of the kind {kind}")
+    if not skip_broken:
+        refuse_broken(first)
     return chain([first], found)
 
 

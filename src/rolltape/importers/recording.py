@@ -95,11 +95,9 @@ def _record_all(
         if isinstance(item, BrokenEntry):
             _note_broken(report, item, skip_broken)
             continue
-        try:
-            msgspec.convert(msgspec.structs.asdict(item), ImportedRollout)
-            key = item.key or _digest(item)
-        except (msgspec.ValidationError, RecordError) as error:
-            _note_broken(report, BrokenEntry(item.where, f"it cannot be a rollout: {error}"), skip_broken)
+        key = _key_of(item)
+        if isinstance(key, BrokenEntry):
+            _note_broken(report, key, skip_broken)
             continue
         seen[key] += 1
         if seen[key] > 1:
@@ -119,6 +117,22 @@ def _record_all(
                 _note_broken(report, BrokenEntry(item.where, str(error)), skip_broken)
         progress(report)
     return report
+
+
+def refuse_broken(item: ImportedRollout | BrokenEntry) -> None:
+    """Raise ImportFileError for an entry that no import without `skip_broken` can begin with."""
+    key = item if isinstance(item, BrokenEntry) else _key_of(item)
+    if isinstance(key, BrokenEntry):
+        _note_broken(ImportReport(), key, skip=False)
+
+
+def _key_of(item: ImportedRollout) -> str | BrokenEntry:
+    """The key that tells a rollout from others of the source, or what is wrong with the entry."""
+    try:
+        msgspec.convert(msgspec.structs.asdict(item), ImportedRollout)
+        return item.key or _digest(item)
+    except (msgspec.ValidationError, RecordError) as error:
+        return BrokenEntry(item.where, f"it cannot be a rollout: {error}")
 
 
 def _note_broken(report: ImportReport, entry: BrokenEntry, skip: bool) -> None:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from rolltape.records.rollout import EventKind, Rollout, Status
+from rolltape.records.rollout import EventKind, Rollout, Status, pruned_of
 from rolltape.records.wording import SHORT_ID, number, plural, span
 from rolltape.samples.linearize import Linearized
 
@@ -31,13 +31,18 @@ def fact_lines(made: Linearized) -> Iterator[str]:
         yield "reward terms: " + ", ".join(f"{name} {number(value)}" for name, value in outcome.reward_terms.items())
     if outcome.filtered is not None:
         yield f"filtered: {outcome.filtered}"
-    parts = [plural(len(rollout.turns), "turn"), plural(len(made.forks), "fork")]
+    pruned = pruned_of(rollout.events)
+    for what in pruned:
+        yield f"pruned: {what}"
+    gone = "turns" in pruned and not rollout.turns
+    parts = [] if gone else [plural(len(rollout.turns), "turn"), plural(len(made.forks), "fork")]
     seconds = seconds_of(rollout)
     if seconds is not None:
         parts.append(span(seconds) if seconds >= 1 else "under 1 s")
     if outcome.stop_reason is not None:
         parts.append(f"stopped: {outcome.stop_reason}")
-    yield ", ".join(parts)
+    if parts:
+        yield ", ".join(parts)
     refusals = Counter(
         f"{event.data.get('status')} {event.data.get('reason')}"
         for event in rollout.events

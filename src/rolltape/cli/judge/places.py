@@ -67,3 +67,14 @@ def place_text(turn: str | None, tokens: TokenRange | None) -> str:
         return short_turn(turn)
     start, stop = tokens
     return short_turn(turn) + (f" token {start:,}" if stop == start + 1 else f" tokens {start:,}:{stop:,}")
+
+
+def place_flags(turn: str | None, tokens: TokenRange | None, try_index: int | None) -> str:
+    """The options that name a place within a rollout."""
+    flags = [] if try_index is None else [f"--try {try_index}"]
+    if turn is None:
+        return " ".join([*flags, "no --turn"])
+    flags.append(f"--turn {short_turn(turn)}")
+    if tokens is not None:
+        flags.append(f"--tokens {tokens[0]}:{tokens[1]}")
+    return " ".join(flags)

@@ -73,14 +73,16 @@ def score(
         given = {"ROLLOUT": rollout, "--term": terms, "--by": by, "--turn": turn, "--try": try_index, "--from": source}
         if wrong := [*given_flags(given), *for_file]:
             raise UsageError(f"--ungraded grades all rollouts without a grade; leave out {wrong[0]}")
-        return grade_ungraded(
-            open_run(run).run,
+        opened = open_run(run)
+        code = grade_ungraded(
+            opened.run,
             step=step,
             judge=judging.judge(),
             limit_s=judging.score_timeout_s,
             as_json=as_json,
             dry_run=dry_run,
         )
+        return report_problems(opened) or code
     if wrong := given_flags({"--step": step, **judging.judge_flags()}):
         raise UsageError(f"{wrong[0]} needs --ungraded")
     if source is None and for_file:

@@ -9,7 +9,7 @@ from rolltape.cli.options import JsonOption, OneRollout, RunArgument, TokenizerO
 from rolltape.cli.runs import SelectedRollouts, excerpt, open_run, open_spellings, report_problems
 from rolltape.cli.screen import arrow, fold, plural, print_json, print_line, print_preview, quoted, writes_unicode
 from rolltape.records.fork import Difference, Fork
-from rolltape.records.rollout import Rollout, Session
+from rolltape.records.rollout import Rollout, Session, pruned_of
 from rolltape.samples.facts import title
 from rolltape.samples.spelling import Spell, Spellings
 from rolltape.tree import PlacedTurn, Tree, forks_of, tree_of
@@ -43,7 +43,11 @@ def tree(
 
 def draw_trees(rollout: Rollout, spellings: Spellings, *, full: bool = True) -> None:
     """Print the tree of each session, with the middle turns of a long one folded unless `full`."""
+    pruned = "turns" in pruned_of(rollout.events)
     for session in rollout.sessions:
+        if pruned and not session.turns:
+            print_line(f"session {session.ordinal}: its turns were pruned")
+            continue
         grown = tree_of(session)
         forks = forks_of(grown)
         known = [len(turn.sampled_ids) for turn in session.turns if turn.has_ids]

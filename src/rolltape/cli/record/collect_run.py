@@ -19,8 +19,8 @@ from rolltape.collect.dry_run import preview_attempts
 from rolltape.collect.plan import open_tasks
 from rolltape.collect.records import RecordFile
 from rolltape.collect.results import RolloutResult
-from rolltape.collect.runners.gateway import resolve_model
-from rolltape.collect.runners.ray import ClusterSettings, RayRunner
+from rolltape.collect.runners.gateway import check_engines, resolve_model
+from rolltape.collect.runners.ray import ClusterSettings, RayRunner, connect_to_cluster
 from rolltape.collect.settings import CollectSettings
 from rolltape.collect.stats import CollectionStats
 from rolltape.errors import CollectError, ExportError, TapeWriteError
@@ -47,16 +47,21 @@ def run_collection(
 ) -> Exit:
     """Collect here or on a cluster, with progress while it runs and a report at the end.
 
-    An unusable model, agent or task is refused before the run is made, so that no empty run is left behind. On a
-    cluster, programs and functions are looked up on the nodes.
+    An unusable model, agent, task, engine or cluster is refused before the run is made, so that no empty run is left
+    behind. On a cluster, programs and functions are looked up on the nodes.
     """
     if resume and not (run / RUN_FILE).is_file():
         raise CollectError(f"{run}: there is no run to resume; leave --resume out, or give the --run that was begun")
+    if out is not None:
+        _check_records_path(out, settings.source, run)
     if cluster is None:
         resolve_model(settings.model, settings.model_name, settings.engines)
     tasks = open_tasks(settings)
     if cluster is None or is_program(settings.agent):
         agent_named(settings.agent, in_image=settings.has_images or cluster is not None)
+    connection = None if cluster is None else connect_to_cluster(cluster)
+    if cluster is None and not (run / RUN_FILE).is_file():
+        asyncio.run(check_engines(settings))
     raise_file_limit()
     tally, progress = CollectionStats(), open_progress(as_json=as_json)
     with ExitStack() as stack:
@@ -68,11 +73,11 @@ def run_collection(
             settings,
             tape,
             resume=resume,
-            runner=None if cluster is None else RayRunner(settings, tape, cluster),
+            runner=None if cluster is None else RayRunner(settings, tape, cluster, connection),
             run_ahead=None if max_ahead is None else RunAheadLimit(tape, max_groups=max_ahead),
             tasks=tasks,
         )
-        records = None if out is None else stack.enter_context(closing(_open_records(out, settings.source)))
+        records = None if out is None else stack.enter_context(closing(_open_records(out)))
         if records is not None and resume:
             records.add_missing(tape.run(), step=settings.step, source=collector.source_name)
         whole = loop.run(_run(collector, _Watcher(collector, tally, progress, records)))
@@ -198,9 +203,14 @@ def _naming_how_to_continue(run: Path) -> Iterator[None]:
         raise TapeWriteError(f"{error}; make room on that disk, or make it writable, then --resume continues") from None
 
 
-def _open_records(out: Path, source: str) -> RecordFile:
+def _check_records_path(out: Path, source: str, run: Path) -> None:
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise ExportError(f"-o {out}: this is the file of the tasks; name another for the records")
+    if not out.parent.is_dir() and not out.resolve().is_relative_to(run.resolve()):
+        raise ExportError(f"-o {out}: there is no folder {out.parent}; make it, or name a file in another one")
+
+
+def _open_records(out: Path) -> RecordFile:
     try:
         return RecordFile(out, note)
     except OSError as error:

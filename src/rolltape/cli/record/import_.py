@@ -6,11 +6,12 @@ from typing import Annotated
 import rolltape
 from rolltape.cli.exits import Exit
 from rolltape.cli.options import JsonOption
-from rolltape.cli.parameters import argument, option
+from rolltape.cli.parameters import argument, given_flags, option
 from rolltape.cli.screen import note, plural, print_json, print_line
 from rolltape.errors import UsageError
 from rolltape.importers import KINDS, ImportOptions, find_rollouts, guess, record_imported
 
+_PRIME_RL = "prime-rl"
 _SHOWN_PROBLEMS = 20
 
 
@@ -39,17 +40,21 @@ def import_(
     made up.
     """
     if guess_path is not None:
-        if kind is not None:
-            raise UsageError("--guess takes only a path; leave out KIND, PATH, and RUN")
+        given = {"KIND": kind, "--source": source, "--split": split, "--step": step, "--model": model}
+        given |= {"--tokenizer": tokenizer, "--traces": traces, "--skip-broken": skip_broken}
+        if wrong := given_flags(given):
+            raise UsageError(f"--guess takes only a path; leave out {wrong[0]}")
         return _print_guess(guess_path, as_json=as_json)
     if kind is None or path is None or run is None:
         raise UsageError("import needs KIND, PATH, and RUN, or --guess PATH")
+    if traces is not None and kind != _PRIME_RL:
+        raise UsageError(f"--traces: {kind} does not use it; leave it out, or import {_PRIME_RL}")
     options = ImportOptions(source=source, split=split, step=step, model=model, tokenizer=tokenizer, traces=traces)
-    found = find_rollouts(kind, path, options)  # raises before a run is created
+    found = find_rollouts(kind, path, options, skip_broken=skip_broken)  # raises before a run is created
     with rolltape.open(run) as tape:
         report = record_imported(tape, kind, found, skip_broken=skip_broken)
     token_records = 0
-    if kind == "prime-rl":
+    if kind == _PRIME_RL:
         from rolltape.cli.record.import_tokens import keep_token_records
 
         token_records = keep_token_records(Path(run), Path(path))

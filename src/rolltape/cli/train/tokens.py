@@ -9,7 +9,7 @@ import msgspec
 import rolltape
 from rolltape.cli.exits import Exit
 from rolltape.cli.options import CutOptions, JsonOption, RunArgument, TokenizerOption
-from rolltape.cli.parameters import argument, either, option
+from rolltape.cli.parameters import argument, either, given_flags, option
 from rolltape.cli.screen import count, note, number, plural, print_json, print_line, print_table, tracked
 from rolltape.cli.train import token_texts
 from rolltape.cli.train.token_check import CheckedAdvantage, print_check
@@ -22,6 +22,7 @@ from rolltape.tokens.steps import TokenStep
 from rolltape.tokens.summary import QUANTILES, SUMMARY_COLUMNS, SequenceFigures, sequence_figures, summarize_step
 
 _DEFAULT_COLUMNS = ["trainer_logprobs", "inference_logprobs", "ratio", "mismatch_kl", "masked"]
+_WORST_TOKENS = 10
 
 
 class TokenAction(enum.StrEnum):
@@ -31,6 +32,18 @@ class TokenAction(enum.StrEnum):
     TURNS = "turns"  # one record by turn
     WORST = "worst"  # the tokens with the largest mismatch
     CHECK = "check"  # compare with the tape
+
+
+_OF_ONE_RECORD = (TokenAction.SHOW, TokenAction.TURNS)
+# The actions that use an argument or flag, if not all do.
+_USERS = {
+    "RECORD": _OF_ONE_RECORD,
+    "--rank": (TokenAction.LIST, TokenAction.SUMMARY, *_OF_ONE_RECORD, TokenAction.WORST),
+    "--column": (TokenAction.SHOW, TokenAction.WORST),
+    "--limit": (TokenAction.WORST,),
+    "--advantage": (TokenAction.CHECK,),
+    "--tokenizer": (*_OF_ONE_RECORD, TokenAction.WORST),
+}
 
 
 def tokens(
@@ -45,11 +58,14 @@ def tokens(
     column: Annotated[
         list[str] | None, option("--column NAME", "Column to show, or to rank by for worst; repeatable.")
     ] = None,
-    limit: Annotated[int, option("--limit N", "Only the N worst tokens.", min=1)] = 10,
+    limit: Annotated[int | None, option("--limit N", "For worst, how many tokens (default: 10).", min=1)] = None,
     advantage: Annotated[
-        CheckedAdvantage,
-        option("--advantage KIND", f"For check, what the trainer's advantages are: {either(CheckedAdvantage)}."),
-    ] = CheckedAdvantage.AUTO,
+        CheckedAdvantage | None,
+        option(
+            "--advantage KIND",
+            f"For check, what the trainer's advantages are: {either(CheckedAdvantage)} (default: auto).",
+        ),
+    ] = None,
     cut: CutOptions,
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
@@ -58,6 +74,8 @@ def tokens(
 
     Check compares them with the samples of the tape, and exits with 1 if they disagree.
     """
+    given = {"RECORD": record, "--rank": rank, "--column": column, "--limit": limit, "--advantage": advantage}
+    _check_used(action, given_flags({**given, "--tokenizer": tokenizer}), step)
     every, steps = _select_steps(run, step)
     code: int = Exit.OK
     if action is TokenAction.LIST and step is None:
@@ -67,11 +85,13 @@ def tokens(
     elif action is TokenAction.SUMMARY:
         print_summary(steps, rank, as_json=as_json)
     elif action is TokenAction.CHECK:
-        code = print_check(run, every, cut.cut_policy(), advantage, only=step, as_json=as_json)
+        code = print_check(run, every, cut.cut_policy(), advantage or CheckedAdvantage.AUTO, only=step, as_json=as_json)
     else:
         joiner = RecordJoiner(run, cut.cut_policy(), tokenizer)
         if action is TokenAction.WORST:
-            token_texts.print_worst(steps, rank, joiner, by=_one_column(column), limit=limit, as_json=as_json)
+            token_texts.print_worst(
+                steps, rank, joiner, by=_one_column(column), limit=limit or _WORST_TOKENS, as_json=as_json
+            )
         elif action is TokenAction.SHOW:
             found = find_record(steps, rank, record)
             token_texts.print_record(found, joiner, _columns(column), as_json=as_json)
@@ -82,6 +102,15 @@ def tokens(
         if missing:
             note(f"step {one.step}: {plural(missing, 'record')} dropped or lost while writing")
     return code
+
+
+def _check_used(action: TokenAction, given: Sequence[str], step: int | None) -> None:
+    """Refuse flags that the action does not use."""
+    for flag in given:
+        if action not in _USERS[flag]:
+            raise UsageError(f"{flag}: {action} does not use it; leave it out, or give {either(_USERS[flag])}")
+    if action is TokenAction.LIST and step is None and "--rank" in given:
+        raise UsageError("--rank: list needs --step to list the records of a rank")
 
 
 def _select_steps(run: str, step: int | None) -> tuple[list[TokenStep], list[TokenStep]]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rolltape.collect.settings import CollectSettings
 from rolltape.errors import CollectError
 from rolltape.gateway.engines.opening import open_engines, parse_spec, tiny_folder
+from rolltape.gateway.engines.pool import EnginePool
 from rolltape.gateway.engines.protocol import Engine
 from rolltape.gateway.gateway import Gateway
 from rolltape.gateway.settings import GatewaySettings, Patience
@@ -37,14 +38,7 @@ def make_gateway(
         model = ResolvedModel(folder, settings.model_name, None, ())
     else:
         model = resolve_model(settings.model, settings.model_name, settings.engines)
-        engines = open_engines(
-            model.engines,
-            api_key=settings.engine_key,
-            model=model.requested,
-            logprob_kind=settings.logprob_kind,
-            routed_experts=settings.routed_experts,
-            kept_ids=settings.kept_ids,
-        )
+        engines = _open(settings, model)
     gateway_settings = GatewaySettings(
         host=settings.host,
         public_url=settings.public_url,
@@ -58,6 +52,28 @@ def make_gateway(
         engine_limit=settings.engine_limit,
     )
     return Gateway(engine=list(engines), tape=tape, model=model.folder, settings=gateway_settings)
+
+
+async def check_engines(settings: CollectSettings) -> None:
+    """Raise EngineUnreachable if no engine of the settings answers. Engines in this process always do."""
+    model = resolve_model(settings.model, settings.model_name, settings.engines)
+    if all("://" in engine for engine in model.engines):
+        pool = EnginePool(_open(settings, model))
+        try:
+            await pool.first_facts()
+        finally:
+            await pool.close()
+
+
+def _open(settings: CollectSettings, model: ResolvedModel) -> list[Engine]:
+    return open_engines(
+        model.engines,
+        api_key=settings.engine_key,
+        model=model.requested,
+        logprob_kind=settings.logprob_kind,
+        routed_experts=settings.routed_experts,
+        kept_ids=settings.kept_ids,
+    )
 
 
 def resolve_model(model: str | None, name: str | None, engines: Sequence[str]) -> ResolvedModel:

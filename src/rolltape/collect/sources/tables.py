@@ -11,6 +11,9 @@ from rolltape.errors import SourceError
 from rolltape.extras import arrow_errors, pq
 
 _BATCH_ROWS = 1000
+# The sub-folders of a folder with data files: one with all of them, or one per split, as `datasets` names splits.
+_SPLITS = ("train", "training", "validation", "valid", "dev", "val", "test", "testing", "eval", "evaluation")
+_DATA_FOLDERS = frozenset(("data", *_SPLITS))
 
 
 def parquet_file(label: str, split: str | None) -> RawSource:
@@ -20,15 +23,44 @@ def parquet_file(label: str, split: str | None) -> RawSource:
 
 def dataset_directory(label: str, split: str | None) -> RawSource:
     """A directory that `save_to_disk` wrote, or one with data files. It needs no network."""
-    datasets = _datasets(label)
     path = Path(label)
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    if not saved and not _has_card(path) and (other := _other_folder(path)) is not None:
+        # `datasets` would take all files below for data, and search the whole folder for them.
+        raise SourceError(
+            f"{label} is not a dataset: it has the folder {other!r}, and beside its data files a dataset has only "
+            "`data` and a folder per split, unless its README.md describes it; give a .json, .jsonl or .parquet file, "
+            "a dataset's folder, harbor:FOLDER or python:module:function"
+        )
+    datasets = _datasets(label)
     with _loading(label, datasets):
         loaded = datasets.load_from_disk(label) if saved else datasets.load_dataset(str(path.resolve()))
     if isinstance(loaded, datasets.Dataset):
         own = None if loaded.split is None else str(loaded.split)
         loaded, split = {own or split: loaded}, split or own
     return _dataset(loaded, path.resolve().name, split, label)
+
+
+def _has_card(folder: Path) -> bool:
+    """Whether a folder has a dataset card, as on the hub: a README that begins with metadata."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return False
+    with readable(str(card)), card.open("rb") as stream:
+        return stream.read(3) == b"---"
+
+
+def _other_folder(folder: Path) -> str | None:
+    """A sub-folder that no folder of data files has, or None. Hidden ones do not count."""
+    with readable(str(folder)):
+        return next(
+            (
+                one.name
+                for one in folder.iterdir()
+                if not one.name.startswith(".") and one.name.lower() not in _DATA_FOLDERS and one.is_dir()
+            ),
+            None,
+        )
 
 
 def hub_dataset(label: str, split: str | None) -> RawSource:

@@ -8,7 +8,6 @@ that ATIF has no field for is under `extra.rolltape`, where the importer finds i
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 
 from rolltape.errors import ExportError
 from rolltape.export.conversations import Conversation, conversations_of
-from rolltape.export.files import Destination, destination
+from rolltape.export.files import Destination, destination, local_path
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.messages import Message, content_text, reasoning_text
 from rolltape.records.rollout import Rollout, Status
@@ -42,11 +41,11 @@ def write_trajectories(rollouts: Iterable[Rollout], folder: Destination, left_ou
 
         rolltape.export.formats.write_trajectories(run.rollouts(), "trajectories")
     """
-    place = Path(folder)
+    place = local_path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ExportError(f"{place} cannot be made: {error.strerror or error}; name a folder") from None
+        raise ExportError(f"{folder} cannot be made: {error.strerror or error}; name a folder") from None
     written = 0
     for rollout in rollouts:
         document = trajectory(rollout)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ExportError, MissingFormat
+from rolltape.export.files import local_path
 from rolltape.extras import import_extra, pa, pq
 
 
@@ -67,7 +68,7 @@ def _pairs(column: Any) -> Any:
 
 
 def _new_folder(out: str) -> Path:
-    folder = Path(out).resolve()
+    folder = local_path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ExportError(f"{out} is there already; a dataset is saved into a new folder")
     try:

@@ -8,12 +8,11 @@ import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from rolltape.errors import ExportError, MissingFormat
 from rolltape.export.conversations import Conversation, conversations_of
-from rolltape.export.files import Destination
+from rolltape.export.files import Destination, local_path
 from rolltape.extras import import_extra
 from rolltape.records.jsonable import encode_numbers
 from rolltape.records.messages import call_parts, content_text, message_calls, reasoning_text
@@ -39,7 +38,7 @@ def write_inspect_log(rollouts: Iterable[Rollout], out: Destination, left_out: l
         rolltape.export.formats.write_inspect_log(run.rollouts(step=3), "step-3.eval")
     """
     log, model, scorer = _inspect()
-    path = Path(out).resolve()
+    path = local_path(out)
     samples: list[Any] = []
     about: set[tuple[str | None, str | None, int]] = set()
     for rollout in rollouts:

@@ -49,16 +49,33 @@ class Connections:
 
     async def get(self, *paths: str) -> bytes:
         """The answer of the first of these paths that the engine knows; raises EngineUnreachable without an answer."""
+        async with self._asking(paths[0]):
+            for path in paths[:-1]:
+                async with self._response("GET", path, None) as response:
+                    if response.status != 404:
+                        return await self._body(response, path)
+            async with self._response("GET", paths[-1], None) as response:
+                return await self._body(response, paths[-1])
+
+    async def check_health(self, program: str) -> None:
+        """Ask for `/health`, which every engine has; raises EngineFault if another program than `program` answers."""
+        async with self._asking("/health"), self._response("GET", "/health", None) as response:
+            if response.status == 404:  # the body is not awaited, as it may never end
+                raise EngineFault(
+                    f"{self._name}: /health answered 404, so this is no {program} server; give the address of one, "
+                    "without a path such as /v1, or the kind of engine that runs there",
+                    status=404,
+                )
+            await self._body(response, "/health")
+
+    @asynccontextmanager
+    async def _asking(self, path: str) -> AsyncIterator[None]:
+        """Raise EngineUnreachable if the block gets no answer in time."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                for path in paths[:-1]:
-                    async with self._response("GET", path, None) as response:
-                        if response.status != 404:
-                            return await self._body(response, path)
-                async with self._response("GET", paths[-1], None) as response:
-                    return await self._body(response, paths[-1])
+                yield
         except TimeoutError:
-            raise EngineUnreachable(f"{self._name}: {paths[0]} gave no answer in {ASK_TIMEOUT_S:g} s") from None
+            raise EngineUnreachable(f"{self._name}: {path} gave no answer in {ASK_TIMEOUT_S:g} s") from None
         except EngineDied as error:
             raise EngineUnreachable(str(error)) from None
 

@@ -72,7 +72,7 @@ class LlamaCppEngine(HttpEngine):
         super().__init__("llamacpp", url, api_key)
 
     async def facts(self) -> EngineFacts:
-        await self._http.get("/health")
+        await self._http.check_health("llama.cpp")
         props = decoded(await self._http.get("/props"), _PROPS, f"{self.name} /props")
         return EngineFacts(model=props.model_alias or props.model_path, context=props.default_generation_settings.n_ctx)
 

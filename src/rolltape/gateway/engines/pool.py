@@ -98,6 +98,14 @@ class EnginePool:
         await asyncio.gather(*(self._look_at(member) for member in self._members))
         return self.health()
 
+    async def first_facts(self) -> EngineFacts:
+        """Ask every engine; the facts of the first that answers. Raises EngineUnreachable if none does."""
+        health = await self.look()
+        facts = next((one.facts for one in health if one.facts is not None), None)
+        if facts is None:
+            raise EngineUnreachable(f"no engine answers: {'; '.join(str(one.error) for one in health)}")
+        return facts
+
     def pick(self, session: str) -> Engine:
         """The session's engine, else the one with the fewest sessions; raises EngineUnreachable if all are down."""
         member = self._of_session.get(session)

@@ -140,7 +140,7 @@ class VllmEngine(HttpEngine):
         self._tells_version = True  # until the server answers that it has no such route
 
     async def facts(self) -> EngineFacts:
-        await self._http.get("/health")
+        await self._http.check_health("vLLM")
         cards = decoded(await self._http.get("/v1/models"), MODEL_CARDS, f"{self.name} /v1/models").data
         card = next((card for card in cards if self._model in (None, card.id)), None)
         if card is None:

@@ -316,6 +316,7 @@ class Tape:
 
     def next_try(self, rollout_id: str) -> int:
         """The number that the next try of a rollout would have, or 0 if it has no try so far."""
+        rollout_id = as_text(rollout_id, "the id of a rollout") or ""
         with self._writer.lock:
             self._writer.journal()
             return max(self._writer.launch.tries(rollout_id), default=-1) + 1

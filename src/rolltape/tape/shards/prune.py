@@ -11,6 +11,7 @@ from rolltape.records.rollout import EventKind, RolloutHead, pruned_of
 from rolltape.tape.contents import RunContents, SourceContents, open_contents
 from rolltape.tape.index.loading import without
 from rolltape.tape.journal.entries import encode_event
+from rolltape.tape.recording.fields import as_count, as_items
 from rolltape.tape.rundir import RunDirectory, locked
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.seal import seal, shard_id
@@ -49,11 +50,13 @@ def prune(
     """
     if before_step is None and steps is None and side_array is None:
         raise TapeError(f"run {os.fspath(run_path)}: prune what? Give before_step, steps, or side_array")
+    before = None if before_step is None else as_count(before_step, "before_step")
+    wanted_steps = None if steps is None else {as_count(one, "steps") for one in as_items(steps, "steps", "steps")}
     directory = RunDirectory.opened(run_path)
     what = "turns" if side_array is None else f"side array {side_array}"
 
     def chosen(head: RolloutHead) -> bool:
-        return (before_step is None or head.step < before_step) and (steps is None or head.step in steps)
+        return (before is None or head.step < before) and (wanted_steps is None or head.step in wanted_steps)
 
     if not dry_run:
         seal(run_path)

@@ -46,6 +46,13 @@ _NO_USE_S = 1.0  # before room is requested again
 _MAX_LOSSES = 3  # of nodes with an attempt, before the attempt is given up
 
 
+class RayConnection(NamedTuple):
+    """Ray, connected to a cluster."""
+
+    ray: Any
+    is_own: bool  # whether the program had no connection before; such a connection is closed at the end
+
+
 class _Job(NamedTuple):
     planned: PlannedAttempt
     task: Task
@@ -73,11 +80,17 @@ class RayRunner:
     Pass it to a `Collector` as `runner`. docs/how-to/collect/cluster.md explains what happens when nodes are lost.
     """
 
-    def __init__(self, settings: CollectSettings, tape: Tape, cluster: ClusterSettings) -> None:
-        """Connect to the cluster."""
+    def __init__(
+        self,
+        settings: CollectSettings,
+        tape: Tape,
+        cluster: ClusterSettings,
+        connection: RayConnection | None = None,
+    ) -> None:
+        """Connect to the cluster, unless a `connection` to it is given."""
         self._settings = settings = _with_absolute_paths(settings)
         self._tape = tape
-        self._ray, self._is_own_connection = _connect(cluster.address, cluster.runtime_env)
+        self._ray, self._is_own_connection = connection or connect_to_cluster(cluster)
         self._room = AttemptRoom(cluster.cpus, cluster.memory)
         self._placed = cluster.engine
         self._engines: PlacedEngines | None = None
@@ -330,8 +343,9 @@ def _variables(settings: CollectSettings) -> dict[str, str]:
     return collector_variables(names)
 
 
-def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, bool]:
-    """Return Ray, and whether this made the connection. A connection that the program already has stays open."""
+def connect_to_cluster(cluster: ClusterSettings) -> RayConnection:
+    """Connect to a cluster. A connection that the program already has is used."""
+    address, runtime_env = cluster.address, cluster.runtime_env
     try:
         ray = import_extra("ray", "ray")
     except MissingExtra as error:
@@ -339,7 +353,7 @@ def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, boo
     if ray.is_initialized():
         if runtime_env is not None:
             raise CollectError("the program is connected to Ray already; give the runtime_env to its own ray.init")
-        return ray, False
+        return RayConnection(ray, is_own=False)
     try:
         _check_listening(address)
         # The nodes' output is in Ray's logs, and reasons are recorded.
@@ -351,7 +365,7 @@ def _connect(address: str, runtime_env: dict[str, Any] | None) -> tuple[Any, boo
             f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}; "
             "start one with `ray start --head`, or give --ray-address"
         ) from None
-    return ray, True
+    return RayConnection(ray, is_own=True)
 
 
 def _check_listening(address: str) -> None:

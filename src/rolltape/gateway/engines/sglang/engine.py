@@ -96,7 +96,7 @@ class SglangEngine(HttpEngine):
         self._wants_kept_ids = kept_ids
 
     async def facts(self) -> EngineFacts:
-        await self._http.get("/health")
+        await self._http.check_health("SGLang")
         model = decoded(await self._http.get("/model_info", "/get_model_info"), _MODEL_INFO, f"{self.name} model_info")
         server = decoded(
             await self._http.get("/server_info", "/get_server_info"), _SERVER_INFO, f"{self.name} server_info"
