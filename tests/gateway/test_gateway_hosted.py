@@ -105,6 +105,20 @@ async def test_a_body_goes_on_as_it_came_and_nothing_is_put_into_it(run: Path) -
     assert "ignored_params" not in turn.facts.extra
 
 
+async def test_a_retry_is_the_same_in_every_field_that_the_endpoint_gets(run: Path) -> None:
+    endpoint = Endpoint()
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        first = await it.ask(opened, "hello", logit_bias={"5": 1}, plugins=[])
+        again = await it.ask(opened, "hello", retry=1, plugins=[], logit_bias={"5": 1}, stream=True)
+        assert len(endpoint.bodies) == 1
+        assert {event["id"] for event in again.events} == {first.json["id"]}
+        for fields in ({"logit_bias": {"5": 2}, "plugins": []}, {"logit_bias": {"5": 1}, "plugins": ["web"]}):
+            await it.ask(opened, "hello", retry=1, **fields)
+            assert fields.items() <= endpoint.bodies[-1].items()
+    assert len(it.turns()) == len(endpoint.bodies) == 3
+
+
 @pytest.mark.parametrize(
     ("api", "figures"),
     [

@@ -244,6 +244,8 @@ class Agents:
             check_structure(body)
             request = read(body)
             check_request_size(request, settings.max_messages, context, service.prompts.count)
+            if service.pool.token_faithful:  # no hosted endpoint gets the body
+                request = msgspec.structs.replace(request, raw=None)
             return keyed(request, len(body))
 
         async with work.bodies:
