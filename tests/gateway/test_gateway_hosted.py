@@ -741,8 +741,9 @@ async def test_a_refusal_of_the_model_reaches_the_agent(run: Path, api: Api, str
             assert (streamed_text_of(api, answer) if stream else text_of(api, answer)) == "I cannot."
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["open", "ended"])
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
-async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -> None:
+async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api, ended: bool) -> None:
     """Mistral refuses ids that are not nine letters and digits. The agent gets unique ones."""
     function = {"name": "calculator", "arguments": '{"expression": "1"}'}
     made = [{"id": one, "type": "function", "function": function} for one in ("D681PevKs", "", "x", "x")]
@@ -760,12 +761,15 @@ async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -
         results = [{"type": "tool_result", "tool_use_id": one, "content": "1"} for one in ids]
         return ids, [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": results}]
 
-    async with hosted(run, endpoint, open=True) as it:
+    async with hosted(run, endpoint, open=True, open_idle_s=0.1 if ended else 60) as it:
         body = body_of(api, "hello", tools=tools)
         headers = {"x_rolltape_session": "s", "x_api_key": "k"}
         ids, rest = asked((await it.call("POST", PATHS[api], body, **headers)).json)
         again = body_of(api, [user("hello"), *rest], tools=tools)
-        assert (await it.call("POST", PATHS[api], again, **headers)).status == 200
+        for _ in range(2):
+            if ended:  # the conversation goes on in another session
+                await eventually(lambda: not len(it.gateway.service.sessions))
+            assert (await it.call("POST", PATHS[api], again, **headers)).status == 200
     assert len(set(ids)) == 4
     assert not {"D681PevKs", "x"} & set(ids)
     _, assistant, *results = endpoint.bodies[-1]["messages"]
