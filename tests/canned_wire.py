@@ -41,7 +41,8 @@ class CannedServer:
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
         try:
-            ask = self.wire.read(await request.read(), request.headers, request.match_info)
+            path = {**request.query, **request.match_info}
+            ask = self.wire.read(await request.read(), request.headers, path)
         except BadRequest as error:
             return self._refused(Refusal(error.status, str(error)))
         self.asks.append(ask)

@@ -32,6 +32,7 @@
     │   │   ├── PromptTooLong  the prompt is far longer than the context; it was not even tokenized
     │   │   ├── ReplyNotFound  it names a reply that its session does not have; send the whole conversation
     │   │   └── ThreadUnsupported  it cannot be part of a thread; send the whole conversation
+    │   ├── EncodingUnsupported  the request's body is compressed in a way that the gateway cannot read
     │   ├── BodyTimeout        the request's body did not arrive in time
     │   ├── NotAllowed         the key is missing or gives no access
     │   ├── NoSuchSession      there is no session with that id
@@ -232,6 +233,12 @@ class ThreadUnsupported(BadRequest):
     """The request cannot be part of a thread; Anthropic's word for that is the code."""
 
     code = "thread_unsupported_request"
+
+
+class EncodingUnsupported(GatewayError):
+    """The request's body is compressed in a way that the gateway cannot read."""
+
+    status = 415
 
 
 class BodyTimeout(GatewayError):

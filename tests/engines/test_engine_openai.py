@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from aiohttp import web
 
 import rolltape
 from rolltape.doctor.engine.probing import generation
-from rolltape.errors import EngineFault, EngineUnreachable
+from rolltape.errors import EngineError, EngineFault, EngineUnreachable
+from rolltape.gateway.engines.http import proxy_for
 from rolltape.gateway.engines.openai_text import OpenAITextEngine
 from rolltape.gateway.engines.protocol import Engine, Generated, Generation
 from rolltape.gateway.request import ToolChoice
@@ -35,10 +37,12 @@ class Endpoint:
         self.message, self.finish, self.hangs, self.tells_key = message, finish, hangs, tells_key
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.hosts: list[str] = []
 
     async def chat(self, request: web.Request) -> web.Response:
         self.bodies.append(json.loads(await request.read()))
         self.keys.append(request.headers.get("Authorization"))
+        self.hosts.append(request.host)
         if self.hangs:
             await asyncio.Event().wait()
         if self.tells_key:
@@ -61,6 +65,70 @@ async def reaching(endpoint: Endpoint, **settings: Any) -> AsyncIterator[OpenAIT
     finally:
         await engine.close()
         await runner.cleanup()
+
+
+@pytest.fixture
+def unset_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("unset_proxies")
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy"])
+async def test_an_endpoint_is_reached_through_the_proxy_that_the_environment_names(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = Endpoint({"role": "assistant", "content": "Hi."})
+    async with reaching(proxy) as direct:
+        monkeypatch.setenv(name, direct.name.removeprefix("openai http://").removesuffix("/v1"))
+        engine = OpenAITextEngine("http://endpoint.invalid/v1", api_key="k")
+        given = await engine.generate(generation([], messages=MESSAGES))
+        await engine.close()
+    assert given.message == {"role": "assistant", "content": "Hi."}
+    assert proxy.hosts == ["endpoint.invalid"]
+    assert proxy.keys == ["Bearer k"]
+
+
+@pytest.mark.usefixtures("unset_proxies")
+async def test_an_https_proxy_is_asked_for_a_tunnel_with_its_own_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:word@127.0.0.1:{port}")
+        engine = OpenAITextEngine("https://endpoint.invalid/v1", api_key="k")
+        with pytest.raises(EngineFault) as refused:
+            await engine.generate(generation([], messages=MESSAGES))
+        await engine.close()
+    (head,) = heads
+    assert head.startswith(b"CONNECT endpoint.invalid:443 ")
+    assert b"Proxy-Authorization: Basic bWU6d29yZA==" in head
+    assert b"Bearer k" not in head
+    assert "word" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("unset_proxies")
+async def test_loopback_and_hosts_of_no_proxy_are_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    async with reaching(Endpoint({"role": "assistant", "content": "Hi."})) as engine:
+        assert (await engine.generate(generation([], messages=MESSAGES))).message is not None
+    urls = ["http://localhost:1/v1", "http://[::1]/v1", "http://a.inside.example/v1", "https://outside.example/v1"]
+    assert [proxy_for(url) for url in urls] == [None] * 4
+    assert proxy_for("http://outside.example/v1") == "http://127.0.0.1:9"
+
+
+@pytest.mark.usefixtures("unset_proxies")
+def test_a_proxy_of_another_kind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://me:word@127.0.0.1:9")
+    with pytest.raises(EngineError, match="HTTPS_PROXY names a socks5 proxy, and only http is supported"):
+        OpenAITextEngine("https://endpoint.invalid/v1")
 
 
 def with_ask(wanted: Generation, **changes: Any) -> Generation:

@@ -1,6 +1,7 @@
 """Google's SDK before a gateway: conversations with functions go on from the ids that are held."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from google import genai
 from google.genai import errors, types
 
 import rolltape
-from gateways import Rig, rig, scripted
+from gateways import Api, Rig, body_of, rig, scripted
+from live_streams import Message, allow, allowing, said_streamed
 from rolltape.records.sample import Fate
-from scripted_engine import Json, tool_call
+from scripted_engine import Json, Mishap, tool_call
 
 CALL = tool_call("calculator", {"expression": "23 * 17"})
 NAMELESS: Json = {"role": "model", "parts": [{"text": "Hm."}, {"functionCall": {"name": "calculator", "args": {}}}]}
@@ -109,6 +111,41 @@ async def test_several_candidates_are_turns_of_their_own_with_their_logprobs(run
             likely = [one.candidates for one in candidate.logprobs_result.top_candidates]
             assert [[one.token_id for one in top] for top in likely] == turn.side["top_1_ids"].values.tolist()
         assert said[-1].usage_metadata.candidates_token_count == sum(len(turn.sampled_ids) for turn in turns)
+
+
+@pytest.mark.parametrize("query", ["", "?alt=json"])
+async def test_a_stream_that_is_not_asked_for_as_events_is_an_array_that_grows(run: Path, query: str) -> None:
+    engine = allowing([f"<think>\nhm\n</think>\n\nI see.\n{CALL}"])
+    tools = [{"functionDeclarations": [{"name": "calculator"}]}]
+    body = body_of(Api.GEMINI, "Go.", tools=tools, generationConfig={"thinkingConfig": {"thinkingBudget": -1}})
+    async with rig(run, engine, keepalive_s=0.05) as it:
+        url = f"{it.gateway.url}/s/{(await it.open())['key']}/v1beta/models/it:streamGenerateContent{query}"
+        async with it.http.post(url, json=body) as response:
+            assert response.content_type == "application/json"
+            raw, early = b"", Message("", "", [])
+            while not early.text.startswith("I see"):
+                allow(engine, 1)
+                raw += await response.content.readany()
+                early = said_streamed(Api.GEMINI, json.loads(raw + b"]"))
+            assert engine.said == []  # it has not ended
+            allow(engine)
+            raw += await response.content.read()
+    replies = json.loads(raw)
+    said = said_streamed(Api.GEMINI, replies)
+    assert (said.reasoning, said.text, len(said.calls)) == ("hm", "I see.", 1)
+    assert replies[-1]["candidates"][0]["finishReason"] == "STOP"
+
+
+@pytest.mark.parametrize("first", [Mishap.ERROR_500, Mishap.DIES])
+async def test_an_error_within_such_an_array_is_its_last_item(run: Path, first: Mishap) -> None:
+    engine = scripted(lambda _: "one two three four five six", incremental=True)
+    engine.mishaps |= {0: first} | dict.fromkeys(range(1, 99), Mishap.ERROR_500)
+    async with rig(run, engine) as it:
+        path = f"/s/{(await it.open())['key']}/v1beta/models/it:streamGenerateContent"
+        answer = await it.call("POST", path, body_of(Api.GEMINI, "Go."))
+    *replies, failed = json.loads(answer.raw)
+    assert "".join(map(str, replies)).count("one") == (first is Mishap.DIES)
+    assert failed["error"]["status"] == "UNAVAILABLE"
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta", "v1alpha"])

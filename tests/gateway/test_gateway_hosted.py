@@ -1,6 +1,7 @@
 """A hosted endpoint behind the gateway: what the agent sent goes on as it came, and what came back is kept."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -103,6 +104,20 @@ async def test_a_body_goes_on_as_it_came_and_nothing_is_put_into_it(run: Path) -
     assert TurnFlag.NOT_TOKEN_FAITHFUL in turn.facts.flags
     assert TurnFlag.MEDIA_LEFT_OUT not in turn.facts.flags
     assert "ignored_params" not in turn.facts.extra
+
+
+async def test_a_retry_is_the_same_in_every_field_that_the_endpoint_gets(run: Path) -> None:
+    endpoint = Endpoint()
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        first = await it.ask(opened, "hello", logit_bias={"5": 1}, plugins=[])
+        again = await it.ask(opened, "hello", retry=1, plugins=[], logit_bias={"5": 1}, stream=True)
+        assert len(endpoint.bodies) == 1
+        assert {event["id"] for event in again.events} == {first.json["id"]}
+        for fields in ({"logit_bias": {"5": 2}, "plugins": []}, {"logit_bias": {"5": 1}, "plugins": ["web"]}):
+            await it.ask(opened, "hello", retry=1, **fields)
+            assert fields.items() <= endpoint.bodies[-1].items()
+    assert len(it.turns()) == len(endpoint.bodies) == 3
 
 
 @pytest.mark.parametrize(
@@ -598,6 +613,37 @@ async def test_an_endpoint_that_answers_nothing_else_while_it_generates_is_not_g
     assert len(endpoint.bodies) == 1
 
 
+class Watched(Endpoint):
+    """Ends its replies when it has been asked for its models so many times, and keeps when that was."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self._looks, self._seen = looks, asyncio.Event()
+        self.times: list[float] = []
+
+    async def models(self, request: web.Request) -> web.Response:
+        if self.bodies:
+            self.times.append(asyncio.get_running_loop().time())
+        if len(self.times) == self._looks:
+            self._seen.set()
+        return await super().models(request)
+
+    async def chat(self, request: web.Request) -> web.Response:
+        answer = await super().chat(request)
+        await self._seen.wait()
+        return answer
+
+
+async def test_replies_that_wait_for_one_endpoint_share_the_look_at_it(run: Path) -> None:
+    endpoint = Watched(looks=6)
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        answers = await asyncio.gather(*(it.ask(opened, f"question {number}") for number in range(5)))
+        assert [answer.status for answer in answers] == [200] * 5
+    pauses = [later - earlier for earlier, later in itertools.pairwise(endpoint.times)]
+    assert min(pauses) >= QUICK["look_every_s"]
+
+
 async def test_such_an_endpoint_is_not_to_blame_if_the_agent_leaves(run: Path) -> None:
     endpoint = OneAtATime(looks=1_000_000)
     async with hosted(run, endpoint) as it:
@@ -695,8 +741,9 @@ async def test_a_refusal_of_the_model_reaches_the_agent(run: Path, api: Api, str
             assert (streamed_text_of(api, answer) if stream else text_of(api, answer)) == "I cannot."
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["open", "ended"])
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
-async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -> None:
+async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api, ended: bool) -> None:
     """Mistral refuses ids that are not nine letters and digits. The agent gets unique ones."""
     function = {"name": "calculator", "arguments": '{"expression": "1"}'}
     made = [{"id": one, "type": "function", "function": function} for one in ("D681PevKs", "", "x", "x")]
@@ -714,12 +761,15 @@ async def test_an_endpoint_gets_its_own_ids_of_calls_back(run: Path, api: Api) -
         results = [{"type": "tool_result", "tool_use_id": one, "content": "1"} for one in ids]
         return ids, [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": results}]
 
-    async with hosted(run, endpoint, open=True) as it:
+    async with hosted(run, endpoint, open=True, open_idle_s=0.1 if ended else 60) as it:
         body = body_of(api, "hello", tools=tools)
         headers = {"x_rolltape_session": "s", "x_api_key": "k"}
         ids, rest = asked((await it.call("POST", PATHS[api], body, **headers)).json)
         again = body_of(api, [user("hello"), *rest], tools=tools)
-        assert (await it.call("POST", PATHS[api], again, **headers)).status == 200
+        for _ in range(2):
+            if ended:  # the conversation goes on in another session
+                await eventually(lambda: not len(it.gateway.service.sessions))
+            assert (await it.call("POST", PATHS[api], again, **headers)).status == 200
     assert len(set(ids)) == 4
     assert not {"D681PevKs", "x"} & set(ids)
     _, assistant, *results = endpoint.bodies[-1]["messages"]

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -27,6 +27,7 @@ from rolltape.gateway.identity import (
 )
 from rolltape.gateway.request import ChatRequest, auxiliary_reason
 from rolltape.gateway.sessions import OpenSession, SessionSpec, SessionWork
+from rolltape.gateway.turn.endpoint_replies import EndpointReplies
 from rolltape.gateway.turn.turn import Turns
 from rolltape.records.ids import join_source
 from rolltape.records.messages import content_text
@@ -67,6 +68,8 @@ class OpenSessions:
         self._by_conversation: dict[tuple[str, bytes], list[OpenSession]] = defaultdict(list)  # and by API key
         self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and the id of a reply or a call
         self._latest: dict[str, OpenSession] = {}  # by API key
+        # Replies of ended sessions, whose conversations may go on in others, the latest first; and their API keys.
+        self._ended: deque[tuple[str, EndpointReplies]] = deque(maxlen=_LIKE)
         self._attempts = attempts
         self._works: WeakValueDictionary[str, SessionWork] = WeakValueDictionary()
 
@@ -100,6 +103,10 @@ class OpenSessions:
         if session is None:
             session = self._opened(identity, request, digest_name(key, name))
             self._add(session, key, name, first_user_text(request))
+            ids = [one for message in request.messages for one in minted_ids(message)]
+            earlier = (replies for of, replies in self._ended if of == key and replies.knows(ids))
+            if (latest := next(earlier, None)) is not None:
+                session.endpoint_replies.add_earlier(latest)
         self._latest[key] = session
         return session
 
@@ -248,6 +255,8 @@ class OpenSessions:
             self._minted.pop((entry.key, one), None)
         if self._latest.get(entry.key) is session:
             del self._latest[entry.key]
+        if session.endpoint_replies.read(session.recorder.turns):
+            self._ended.appendleft((entry.key, session.endpoint_replies))
 
     async def end_idle(self, finish: "Callable[[str, Ending], Any]", idle_s: float) -> None:
         """Finish sessions without a request for `idle_s`, without a reward. Runs as long as the gateway."""

@@ -15,6 +15,7 @@ from rolltape.records.messages import content_text
 INLINE_BYTES = 64 * 1024
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
+_OF_STREAMS = frozenset({"stream", "stream_options"})
 
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
@@ -115,6 +116,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1  # number of replies; each is a turn
     token_details: TokenDetails = TokenDetails()
     stream: bool = False
+    in_array: bool = False  # a streamed reply is one JSON array, and not events
     include_usage: bool = True  # in a streamed reply
     thinking: bool | None = None  # None if not set, so the gateway's setting applies
     effort: Effort | None = None  # None if not set
@@ -145,8 +147,13 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The request with its digest, which is the same with its fields in another order or without streaming."""
         # Codex (0.166) shuffles fields each time. Claude Code (2.1) retries without a stream after one broke.
         rest = msgspec.structs.replace(self, messages=[], prompt=None, message_keys=(), digest=b"", client="", raw=None)
-        rest = msgspec.structs.replace(rest, body_bytes=0, ignored_params=(), stream=False, include_usage=True)
-        digest = blake2b(b"".join((*self.message_keys, _encode(rest))), digest_size=16).digest()
+        rest = msgspec.structs.replace(
+            rest, body_bytes=0, ignored_params=(), stream=False, in_array=False, include_usage=True
+        )
+        # A hosted endpoint gets fields that are known to no one else.
+        body = {name: value for name, value in (self.raw or {}).items() if name not in _OF_STREAMS}
+        passed_on = _encode(body) if body else b""
+        digest = blake2b(b"".join((*self.message_keys, _encode(rest), passed_on)), digest_size=16).digest()
         return msgspec.structs.replace(self, digest=digest)
 
     def for_choice(self, choice: int) -> "ChatRequest":

@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeVar
+from urllib.request import getproxies_environment, proxy_bypass
 
 import aiohttp
 import msgspec
 
 from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.protocol import Generated, Generation, ImplausibleReply
-from rolltape.serving import describe_os_error
+from rolltape.serving import describe_os_error, host_in, is_loopback
 
 _T = TypeVar("_T")
 
@@ -35,12 +36,13 @@ MAX_EVENT_BYTES = 2**30
 class Connections:
     """HTTP connections to one engine. The session is made in the event loop that first uses it."""
 
-    def __init__(self, url: str, name: str, *, api_key: str | None = None) -> None:
+    def __init__(self, url: str, name: str, *, api_key: str | None = None, proxy: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise EngineError(f"{name}: {url!r} is no address of an engine; give one like http://127.0.0.1:30000")
         self._url = url.rstrip("/")
         self._name = name
         self._api_key = api_key
+        self._proxy = proxy
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -133,7 +135,8 @@ class Connections:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 headers=self._headers,
-                trust_env=False,
+                proxy=self._proxy,
+                trust_env=False,  # it would also take keys from ~/.netrc
             )
         try:
             async with self._session.request(method, self._url + path, data=body) as response:
@@ -166,6 +169,22 @@ class Connections:
             text = text.replace(self._api_key, "…")
         reason = _ADDRESS_OR_KEY.sub("…", text)
         return EngineFault(f"{where}: {text}", status=status, retry_after_s=retry_after_s, reason=reason, code=code)
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for a URL (`HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`); None on loopback."""
+    scheme, host = url.partition("://")[0], host_in(url)
+    if is_loopback(host) or proxy_bypass(host):
+        return None
+    proxy = getproxies_environment().get(scheme)
+    if proxy is None or "://" not in proxy:
+        return proxy and f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        kind = proxy.partition("://")[0]
+        raise EngineError(
+            f"{scheme.upper()}_PROXY names a {kind} proxy, and only http is supported; change or unset it"
+        )
+    return proxy
 
 
 def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
@@ -257,9 +276,9 @@ class Contradiction(EngineFault):
 class HttpEngine:
     """What engines with an HTTP API have in common. Most abort a generation when its connection is closed."""
 
-    def __init__(self, kind: str, url: str, api_key: str | None) -> None:
+    def __init__(self, kind: str, url: str, api_key: str | None, proxy: str | None = None) -> None:
         self.name = f"{kind} {url}"
-        self._http = Connections(url, self.name, api_key=api_key)
+        self._http = Connections(url, self.name, api_key=api_key, proxy=proxy)
         self._in_flight: dict[str, asyncio.Task[Any]] = {}
 
     async def abort(self, generation_id: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from rolltape.errors import EngineFault
 from rolltape.gateway.engines.chat_completion import generated, read_completion
-from rolltape.gateway.engines.http import HttpEngine
+from rolltape.gateway.engines.http import HttpEngine, proxy_for
 from rolltape.gateway.engines.protocol import EngineFacts, Generated, Generation
 from rolltape.gateway.request import ChatRequest
 from rolltape.gateway.turn.constraints import Ability
@@ -49,7 +49,7 @@ class OpenAITextEngine(HttpEngine):
     def __init__(
         self, url: str, *, api_key: str | None = None, model: str | None = None, limit_field: str = "max_tokens"
     ) -> None:
-        super().__init__("openai", url, api_key)
+        super().__init__("openai", url, api_key, proxy_for(url))
         self._model = model
         self._limit_field = limit_field
         self._newer_limit: set[str] = set()  # models that refused the older name of the limit

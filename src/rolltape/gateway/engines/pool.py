@@ -6,6 +6,7 @@ an engine that comes back with other weights, as after a restart, loads them bef
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
@@ -43,9 +44,40 @@ class LoadedWeights(NamedTuple):
     version: str
 
 
+class _Look:
+    """Asks one engine whether it answers: once at a time, for all that wait."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._asking: asyncio.Task[None] | None = None
+        self._waiting = 0
+        self._answered = -math.inf  # by the loop's clock
+
+    async def answered(self, every_s: float) -> None:
+        """Return if the engine answers, or did so in the last `every_s`; raises its error, or TimeoutError."""
+        if asyncio.get_running_loop().time() - self._answered < every_s:
+            return
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._ask(every_s))
+        self._waiting += 1
+        try:
+            await asyncio.shield(self._asking)
+        finally:
+            self._waiting -= 1
+            if not self._waiting and self._asking is not None:
+                self._asking.cancel()
+                self._asking = None
+
+    async def _ask(self, within_s: float) -> None:
+        async with asyncio.timeout(within_s):
+            await self._engine.facts()
+        self._answered = asyncio.get_running_loop().time()
+
+
 class _Member:
     def __init__(self, engine: Engine, limit: RequestLimit) -> None:
         self.engine = engine
+        self.look = _Look(engine)
         self.queue = None if limit == RequestLimit() else RequestQueue(limit)
         self.up = True
         self.sessions = 0
@@ -155,6 +187,10 @@ class EnginePool:
             self._put_aside(member)
         elif member.probe is None:
             member.probe = asyncio.get_running_loop().create_task(self._probe(member))
+
+    async def still_answers(self, engine: Engine, every_s: float) -> None:
+        """Ask a generating engine whether it answers, at most every `every_s`; raises its error, or TimeoutError."""
+        await next(one for one in self._members if one.engine is engine).look.answered(every_s)
 
     @property
     def paused(self) -> bool:

@@ -80,7 +80,7 @@ class Agents:
 
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         """Take a turn, send its reply, and record whether it was delivered."""
-        read = partial(dialect.read, headers=http.headers, path=http.match_info)
+        read = partial(dialect.read, headers=http.headers, path={**http.query, **http.match_info})
         session, key = await self._find_session(dialect, http)
         request = await self._read(http, session, key, read)
         if session is None:
@@ -131,7 +131,8 @@ class Agents:
         self, dialect: Dialect, http: web.Request, turn: GatewayTurn, request: ChatRequest
     ) -> web.StreamResponse:
         """Send reasoning and text while they are sampled; calls and the end when the turn is durable."""
-        kind = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        form = "application/json" if request.in_array else "text/event-stream"
+        kind = {"Content-Type": form, "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers={**_headers(turn, turn.ignored_params), **kind})
         writer = await response.prepare(http)
         with StallWatch(http, writer, self._service.settings.stall_s):
@@ -244,6 +245,8 @@ class Agents:
             check_structure(body)
             request = read(body)
             check_request_size(request, settings.max_messages, context, service.prompts.count)
+            if service.pool.token_faithful:  # no hosted endpoint gets the body
+                request = msgspec.structs.replace(request, raw=None)
             return keyed(request, len(body))
 
         async with work.bodies:

@@ -14,7 +14,15 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Middleware
 
-from rolltape.errors import BadRequest, BodyTimeout, EngineError, EngineFailed, GatewayError, RolltapeError
+from rolltape.errors import (
+    BadRequest,
+    BodyTimeout,
+    EncodingUnsupported,
+    EngineError,
+    EngineFailed,
+    GatewayError,
+    RolltapeError,
+)
 from rolltape.gateway.peers import ServedElsewhere
 from rolltape.gateway.request import INLINE_BYTES
 from rolltape.gateway.server.guard import ADMIN
@@ -98,6 +106,8 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             response = _refusal(request, error.status, message, final=error.final, code=error.code)
             if error.retry_after_s is not None:
                 response.headers["Retry-After"] = f"{math.ceil(error.retry_after_s)}"
+            if isinstance(error, EncodingUnsupported):
+                response.headers["Accept-Encoding"] = "gzip, deflate"
             return response
         except RolltapeError as error:
             status, why = 500, str(error)
@@ -172,7 +182,7 @@ class StreamFailed(GatewayError):
 
 
 async def read_body(request: web.Request, settings: GatewaySettings, run: OffLoop) -> bytes:
-    """The body, decompressed by `run`; raises HTTPRequestEntityTooLarge, BodyTimeout, or BadRequest.
+    """The body, decompressed by `run`; raises HTTPRequestEntityTooLarge, BodyTimeout, EncodingUnsupported, BadRequest.
 
     The application does not decompress bodies. So a damaged body is read to its end, and the next request of its
     connection can be read.
@@ -206,7 +216,7 @@ async def _parts(request: web.Request, most: int) -> tuple[list[bytes], int]:
 def unpack(raw: bytes, encoding: str, most: int) -> bytes:
     """Decompress a body to at most `most` bytes. It stops there, so that a small body cannot fill the memory."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise BadRequest(f"Content-Encoding is {encoding[:40]!r}; send gzip, deflate, or the body as it is")
+        raise EncodingUnsupported(f"Content-Encoding is {encoding[:40]!r}; send gzip, deflate, or the body as it is")
     parts: list[bytes] = []
     room = most
     try:

@@ -7,7 +7,7 @@ they write `reasoning` (Groq). Chat Completions carries such fields; for the oth
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,15 +43,29 @@ class EndpointReplies:
 
     def put_into(self, request: ChatRequest, turns: Sequence[Turn]) -> ChatRequest:
         """A request in the endpoint's own terms; `turns` are those of the session so far."""
-        for turn in turns[self._read :]:
-            if turn.reply is not None and "upstream" in turn.facts.extra:
-                self._add(turn.reply.to_dict(), turn.facts.extra)
-        self._read = len(turns)
+        self.read(turns)
         if request.raw is None:
             messages = [self._with_fields(message) for message in request.messages]
             return msgspec.structs.replace(request, messages=messages)
         messages = [self._with_ids(message) for message in request.raw["messages"]]
         return msgspec.structs.replace(request, raw={**request.raw, "messages": messages})
+
+    def read(self, turns: Sequence[Turn]) -> bool:
+        """Add the replies of a session's turns so far. Return whether there are any calls."""
+        for turn in turns[self._read :]:
+            if turn.reply is not None and "upstream" in turn.facts.extra:
+                self._add(turn.reply.to_dict(), turn.facts.extra)
+        self._read = len(turns)
+        return bool(self._calls)
+
+    def add_earlier(self, earlier: "EndpointReplies") -> None:
+        """Add the calls of an earlier session, whose conversation goes on in this one."""
+        self._calls = earlier._calls | self._calls
+        self._reasoning = earlier._reasoning
+
+    def knows(self, call_ids: Iterable[str]) -> bool:
+        """Whether one of these ids is of a call."""
+        return any(self._find(one) is not None for one in call_ids)
 
     def _add(self, reply: Message, extra: Mapping[str, Any]) -> None:
         if reply.get(_REASONING):

@@ -281,8 +281,7 @@ class Generator:
                 missed, passed_on = 0, reply.passed_on
                 continue
             try:
-                async with asyncio.timeout(self._patience.look_every_s):
-                    await engine.facts()
+                await self._pool.still_answers(engine, self._patience.look_every_s)
                 missed = 0
             except (EngineUnreachable, EngineFault, TimeoutError) as error:
                 if _may_be_busy(engine, error):

@@ -36,7 +36,7 @@ class Route(NamedTuple):
 
 
 class ReplyStream(Protocol):
-    """Writes one reply as server-sent events: opening, reasoning, text, closing, in this order.
+    """Writes one reply as server-sent events, or in an array: opening, reasoning, text, closing, in this order.
 
     Reasoning and text come in pieces, as they become known, and completely before `closing`.
     """
@@ -82,7 +82,7 @@ class Dialect(Protocol):
     ) -> ChatRequest:
         """Parse a request; raises BadRequest, naming the field, if it is malformed or cannot be honored.
 
-        `path` has the variable parts of the route.
+        `path` has the variable parts of the route, and the parameters of the query.
         """
 
     def whole(self, turn: "GatewayTurn") -> bytes:

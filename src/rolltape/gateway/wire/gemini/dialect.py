@@ -88,7 +88,7 @@ class GeminiDialect:
         return _encode(_response(turn, candidates, usageMetadata=_usage(turn)))
 
     def stream(self, turn: "GatewayTurn", request: ChatRequest) -> "GeminiStream":
-        return GeminiStream(turn)
+        return GeminiArray(turn) if request.in_array else GeminiStream(turn)
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         word = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
@@ -113,10 +113,10 @@ class GeminiStream:
         return _BLANK
 
     def reasoning(self, piece: str) -> bytes:
-        return self._event(_candidate([{"text": piece, "thought": True}]))
+        return self._part(_candidate([{"text": piece, "thought": True}]))
 
     def text(self, piece: str) -> bytes:
-        return self._event(_candidate([self._text(piece)]))
+        return self._part(_candidate([self._text(piece)]))
 
     def keepalive(self) -> bytes:
         return _BLANK
@@ -126,7 +126,7 @@ class GeminiStream:
         turn, others = self._turn, self._turn.choices[1:]
         last = _candidate(_calls(turn) or [self._text("")]) | _ending(turn)
         candidates = [last, *(_whole_candidate(one, index) for index, one in enumerate(others, 1))]
-        return self._event(*candidates, usageMetadata=_usage(turn))
+        return self._part(*candidates, usageMetadata=_usage(turn))
 
     def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
         # Without `data:`, as the JavaScript SDK expects it.
@@ -137,8 +137,33 @@ class GeminiStream:
         self._signed = True
         return {"text": piece, **signature}
 
-    def _event(self, *candidates: dict[str, Any], **fields: Any) -> bytes:
-        return event(_encode(_response(self._turn, candidates, **fields)))
+    def _part(self, *candidates: dict[str, Any], **fields: Any) -> bytes:
+        return self._framed(_encode(_response(self._turn, candidates, **fields)))
+
+    def _framed(self, response: bytes) -> bytes:
+        return event(response)
+
+
+class GeminiArray(GeminiStream):
+    """The responses as the items of one JSON array, which the API sends to clients that do not ask for `alt=sse`."""
+
+    def __init__(self, turn: "GatewayTurn") -> None:
+        super().__init__(turn)
+        self._has_items = False
+
+    def opening(self) -> bytes:
+        return b"["
+
+    def closing(self) -> bytes:
+        return super().closing() + b"]"
+
+    def error(self, status: int, message: str, code: str | None = None, *, final: bool = False) -> bytes:
+        return self._framed(GEMINI.error(status, message, code, final=final)) + b"]"
+
+    def _framed(self, response: bytes) -> bytes:
+        item = b",\n" + response if self._has_items else response
+        self._has_items = True
+        return item
 
 
 def _response(turn: "GatewayTurn", candidates: Sequence[dict[str, Any]], **fields: Any) -> dict[str, Any]:

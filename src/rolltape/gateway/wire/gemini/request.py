@@ -1,4 +1,5 @@
-"""Parse a request of the Gemini API. The model and whether to stream are in its path.
+"""Parse a request of the Gemini API. The model and whether to stream are in its path, and the form of a
+stream is in its query.
 
 Google's JSON allows camelCase and snake_case names; both are read, and errors use camelCase. It also allows a single
 object in place of a list, and the values of `mode` in upper or lower case, as in its own examples.
@@ -95,6 +96,7 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
     thinking, effort = _thinking(config)
     output_schema = _output_schema(config)
     _ignore_rest(config)
+    is_streamed = path.get("method") == STREAMING
     return ChatRequest(
         api="gemini",
         model=model.removeprefix("models/"),
@@ -105,7 +107,8 @@ def _request(fields: Fields, path: Mapping[str, str], repaired: bool) -> ChatReq
         sampling=sampling,
         n=count,
         token_details=details,
-        stream=path.get("method") == STREAMING,
+        stream=is_streamed,
+        in_array=is_streamed and path.get("alt") != "sse",
         thinking=thinking,
         effort=effort,
         output_schema=output_schema,
