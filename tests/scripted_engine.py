@@ -138,6 +138,7 @@ class ScriptedEngine:
         self.unknown_logprobs: frozenset[int] = frozenset()  # places in a reply whose logprob is given as null
         self.requests = 0
         self.most_at_once = 0
+        self.looks = 0  # how often it was asked whether it is healthy
         self.url = ""
         self._script = script
         self._splits = Splits(tokenizer, random.Random(seed)) if unusual else None
@@ -193,6 +194,10 @@ class ScriptedEngine:
             await self._runner.cleanup()
             self._runner = None
 
+    def freeze(self) -> None:
+        """Take requests and answer none, until `thaw`."""
+        self._thawed.clear()
+
     def thaw(self) -> None:
         """Answer again after `Mishap.FREEZES`, or go on with loading weights."""
         self._thawed.set()
@@ -204,6 +209,7 @@ class ScriptedEngine:
 
     @web.middleware
     async def _wait_while_frozen(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.looks += request.path == "/health"
         await self._thawed.wait()
         response: web.StreamResponse = await handler(request)
         return response

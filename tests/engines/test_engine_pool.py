@@ -83,6 +83,22 @@ async def test_an_error_alone_puts_no_engine_aside_unless_it_fails_to_answer(
             pool.pick("a")
 
 
+async def test_all_that_wait_for_an_engine_share_the_look_whether_it_answers(tokenizer: Tokenizer) -> None:
+    async with serving(tokenizer, 1) as ((server,), pool):
+        (engine,) = pool.engines
+        server.freeze()
+        looks = [asyncio.ensure_future(pool.still_answers(engine, 60.0)) for _ in range(5)]
+        await until(lambda: server.looks == 1)
+        looks.append(asyncio.ensure_future(pool.still_answers(engine, 60.0)))
+        looks[0].cancel()  # the others go on waiting
+        server.thaw()
+        await asyncio.gather(*looks[1:])
+        await pool.still_answers(engine, 60.0)  # it answered a moment ago
+        assert server.looks == 1
+        with pytest.raises(asyncio.CancelledError):
+            await looks[0]
+
+
 async def test_all_down_is_said_with_every_reason(tokenizer: Tokenizer) -> None:
     async with serving(tokenizer, 2) as (servers, pool):
         for server in servers:

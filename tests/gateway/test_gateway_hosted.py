@@ -1,7 +1,6 @@
 """A hosted endpoint behind the gateway: what the agent sent goes on as it came, and what came back is kept."""
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,7 +113,8 @@ async def test_a_retry_is_the_same_in_every_field_that_the_endpoint_gets(run: Pa
         again = await it.ask(opened, "hello", retry=1, plugins=[], logit_bias={"5": 1}, stream=True)
         assert len(endpoint.bodies) == 1
         assert {event["id"] for event in again.events} == {first.json["id"]}
-        for fields in ({"logit_bias": {"5": 2}, "plugins": []}, {"logit_bias": {"5": 1}, "plugins": ["web"]}):
+        others: list[Json] = [{"logit_bias": {"5": 2}, "plugins": []}, {"logit_bias": {"5": 1}, "plugins": ["web"]}]
+        for fields in others:
             await it.ask(opened, "hello", retry=1, **fields)
             assert fields.items() <= endpoint.bodies[-1].items()
     assert len(it.turns()) == len(endpoint.bodies) == 3
@@ -611,37 +611,6 @@ async def test_an_endpoint_that_answers_nothing_else_while_it_generates_is_not_g
     async with hosted(run, endpoint) as it:
         assert (await it.ask(await it.open(), "hello")).status == 200
     assert len(endpoint.bodies) == 1
-
-
-class Watched(Endpoint):
-    """Ends its replies when it has been asked for its models so many times, and keeps when that was."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self._looks, self._seen = looks, asyncio.Event()
-        self.times: list[float] = []
-
-    async def models(self, request: web.Request) -> web.Response:
-        if self.bodies:
-            self.times.append(asyncio.get_running_loop().time())
-        if len(self.times) == self._looks:
-            self._seen.set()
-        return await super().models(request)
-
-    async def chat(self, request: web.Request) -> web.Response:
-        answer = await super().chat(request)
-        await self._seen.wait()
-        return answer
-
-
-async def test_replies_that_wait_for_one_endpoint_share_the_look_at_it(run: Path) -> None:
-    endpoint = Watched(looks=6)
-    async with hosted(run, endpoint) as it:
-        opened = await it.open()
-        answers = await asyncio.gather(*(it.ask(opened, f"question {number}") for number in range(5)))
-        assert [answer.status for answer in answers] == [200] * 5
-    pauses = [later - earlier for earlier, later in itertools.pairwise(endpoint.times)]
-    assert min(pauses) >= QUICK["look_every_s"]
 
 
 async def test_such_an_endpoint_is_not_to_blame_if_the_agent_leaves(run: Path) -> None:

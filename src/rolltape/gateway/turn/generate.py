@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -280,8 +280,12 @@ class Generator:
             if reply.passed_on > passed_on:
                 missed, passed_on = 0, reply.passed_on
                 continue
+            look = asyncio.ensure_future(self._pool.still_answers(engine, self._patience.look_every_s))
             try:
-                await self._pool.still_answers(engine, self._patience.look_every_s)
+                either: set[asyncio.Future[Any]] = {task, look}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    await look
                 missed = 0
             except (EngineUnreachable, EngineFault, TimeoutError) as error:
                 if _may_be_busy(engine, error):
@@ -289,6 +293,8 @@ class Generator:
                 missed += 1
                 if missed == 3 and not task.done():
                     raise EngineDied(f"it does not answer any more: {error}") from error
+            finally:
+                look.cancel()
 
     async def _let_go(self, engine: Engine, generation: str, task: "asyncio.Future[Generated]") -> None:
         """Abort a generation, and cancel the call if it does not end then."""
