@@ -39,10 +39,15 @@ def a_rollout(folder: Path, reply: dict[str, Any]) -> Rollout:
 def test_odd_messages_are_written_in_each_format(tmp_path: Path, reply: dict[str, Any]) -> None:
     rollout = a_rollout(tmp_path / "run", reply)
     assert conversations_to_parquet([rollout], tmp_path / "rows.parquet") == 1
-    assert write_inspect_log([rollout], tmp_path / "log.json") == 1
     document = trajectory(rollout)
     assert document is not None
     assert document["steps"][-1]["extra"]["rolltape"]["message"] == reply
+
+
+@pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
+def test_odd_messages_are_written_for_inspect(tmp_path: Path, reply: dict[str, Any]) -> None:
+    pytest.importorskip("inspect_ai")
+    assert write_inspect_log([a_rollout(tmp_path / "run", reply)], tmp_path / "log.json") == 1
 
 
 def test_fields_that_are_no_text_are_json_in_a_table(tmp_path: Path) -> None:

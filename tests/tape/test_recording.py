@@ -204,7 +204,7 @@ BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"reply": user("a")}, RecordError, "the reply has the role user"),
     ({"finish": "tired"}, RecordError, "'tired' is no Finish; known are stop,"),
     ({"reward": "good"}, NotJsonError, "reward is 'good', a str; give a number"),
-    ({"reward": nested(5_000)}, NotJsonError, "reward is a dict, a dict; give a number"),
+    ({"reward": nested(5_000)}, NotJsonError, ", a dict; give a number"),
     ({"side_arrays": {"x": [[1], [2], [3]]}}, MisalignedError, "side array 'x': 3 rows but 2 sampled ids"),
     ({"side_arrays": {"x": {"values": [1], "counts": [2, 1]}}}, MisalignedError, "counts add up to 3 but there are 1"),
     ({"after": "nothing.0.0.7", "prompt_messages": None, "prompt_ids": None}, RecordError, "which is no earlier turn"),
