@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from rolltape.errors import RecordError
 from rolltape.records.ids import split_in
 from rolltape.records.jsonable import OpenRecord
 from rolltape.records.turn import Turn, TurnFlag, implausible_in
@@ -91,68 +90,6 @@ class Event(msgspec.Struct, frozen=True):
     @property
     def order(self) -> tuple[int, str, int]:
         return (self.at_ns, self.writer, self.sequence)
-
-
-class _ScoreData(msgspec.Struct):
-    reward: float
-    terms: dict[str, float] | None = None
-
-
-class _FilterData(msgspec.Struct):
-    reason: str | None
-
-
-class _VersionData(msgspec.Struct):
-    version: str
-
-
-class _PruneData(msgspec.Struct):
-    pruned: str
-    sampled_tokens: int = 0
-
-
-class _CollectedData(msgspec.Struct):
-    step: int
-    source: str | None
-
-
-class _CollectionSettings(_CollectedData):
-    group_size: int
-
-
-class _CollectData(msgspec.Struct):
-    settings: _CollectionSettings
-
-
-class _GroupData(msgspec.Struct):
-    group: str
-    step: int
-    consumer: str
-    state: str
-    to: tuple[int, str, int] | None = None
-
-
-# Of the kinds that readers rely on.
-_RELIED_ON: dict[str, Any] = {
-    EventKind.SCORE: _ScoreData,
-    EventKind.FILTER: _FilterData,
-    EventKind.VERSION: _VersionData,
-    EventKind.PRUNE: _PruneData,
-    EventKind.COLLECT: _CollectData,
-    EventKind.COLLECTED: _CollectedData,
-    EventKind.GROUP: _GroupData,
-}
-
-
-def check_event_data(kind: str, data: object, where: str) -> None:
-    """Raise RecordError for an event that readers could not read. Nobody can take an event back."""
-    if kind == EventKind.FINISH:
-        raise RecordError(f"{where}: a finish is no event to append; end a rollout with its finish() or fail()")
-    if kind in _RELIED_ON:
-        try:
-            msgspec.convert(data, _RELIED_ON[kind])
-        except msgspec.ValidationError as error:
-            raise RecordError(f"{where}: the data of a {kind} event: {error}; see EventKind") from None
 
 
 # The events that set tags and notes.

@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rolltape.errors import ClosedError, NoSuchRollout, TakenOverError
+import msgspec
+
+from rolltape.errors import ClosedError, NoSuchRollout, RecordError, TakenOverError
 from rolltape.forking import call_in_child
 from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
-from rolltape.records.rollout import EventKind, RolloutHead, check_event_data
+from rolltape.records.rollout import EventKind, RolloutHead
 from rolltape.records.turn import Delivery
 from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.launch import LaunchCheck
@@ -105,7 +107,7 @@ class TapeWriter:
 
     def encode_run_event(self, kind: EventKind, data: dict[str, Any]) -> EncodedEvents:
         """An event about the run as a whole, later than all others about it."""
-        check_event_data(kind, data, f"run {self.directory.name}")
+        _check_event_data(kind, data, f"run {self.directory.name}")
         with self.lock:
             journal = self.journal()
             return EncodedEvents(journal, [encode_event(kind, None, data, after_ns=self.launch.latest_ns(None))])
@@ -122,7 +124,7 @@ class TapeWriter:
         kind, name, data, by, try_index, turn_id = event
         by = as_text(by, f"rollout {name}: by")
         name = as_text(name, "the id of a rollout") or ""
-        check_event_data(kind, data, f"rollout {name}")
+        _check_event_data(kind, data, f"rollout {name}")
         if try_index is not None:
             try_index = as_count(try_index, f"rollout {name}: try_index")
         with self.lock:
@@ -198,3 +200,65 @@ def _close(journal: Journal, summaries: SummaryThread | None) -> None:
 
 # SQLite connections must not be carried across a fork, not even to close them: a child keeps them unused.
 _parents: list[tuple[Journal, LaunchCheck]] = []
+
+
+class _ScoreData(msgspec.Struct):
+    reward: float
+    terms: dict[str, float] | None = None
+
+
+class _FilterData(msgspec.Struct):
+    reason: str | None
+
+
+class _VersionData(msgspec.Struct):
+    version: str
+
+
+class _PruneData(msgspec.Struct):
+    pruned: str
+    sampled_tokens: int = 0
+
+
+class _CollectedData(msgspec.Struct):
+    step: int
+    source: str | None
+
+
+class _CollectionSettings(_CollectedData):
+    group_size: int
+
+
+class _CollectData(msgspec.Struct):
+    settings: _CollectionSettings
+
+
+class _GroupData(msgspec.Struct):
+    group: str
+    step: int
+    consumer: str
+    state: str
+    to: tuple[int, str, int] | None = None
+
+
+# Of the kinds that readers rely on.
+_RELIED_ON: dict[str, Any] = {
+    EventKind.SCORE: _ScoreData,
+    EventKind.FILTER: _FilterData,
+    EventKind.VERSION: _VersionData,
+    EventKind.PRUNE: _PruneData,
+    EventKind.COLLECT: _CollectData,
+    EventKind.COLLECTED: _CollectedData,
+    EventKind.GROUP: _GroupData,
+}
+
+
+def _check_event_data(kind: str, data: object, where: str) -> None:
+    """Raise RecordError for an event that readers could not read. Nobody can take an event back."""
+    if kind == EventKind.FINISH:
+        raise RecordError(f"{where}: a finish is no event to append; end a rollout with its finish() or fail()")
+    if kind in _RELIED_ON:
+        try:
+            msgspec.convert(data, _RELIED_ON[kind])
+        except msgspec.ValidationError as error:
+            raise RecordError(f"{where}: the data of a {kind} event: {error}; see EventKind") from None
