@@ -76,6 +76,8 @@ def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
     if late not in list(Late):
         raise GroupsError(f"late is {late!r}; give one of {', '.join(Late)}")
     task_ids = options.get("task_ids")
+    if isinstance(task_ids, str):
+        raise GroupsError(f"task_ids is {task_ids!r}, one text; give a list of task ids")
     fields: dict[str, Any] = {**options, "policy": policy, "credit": credit, "late": Late(late)}
     fields["task_ids"] = None if task_ids is None else frozenset(task_ids)
     return GroupStream(tape, GroupRequest(**fields))
