@@ -9,11 +9,14 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from rolltape.errors import GroupsError, TapeWriteError
 from rolltape.forking import call_in_child
 from rolltape.groups.pending import Collections, EventOrder, PendingGroup
+from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import Event, EventKind
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
@@ -242,11 +245,23 @@ class Consumer:
         self._last_mark = None
         self._given_before.clear()
 
-    def record(self, tape: Tape, group: PendingGroup, state: GroupState, reason: str | None = None) -> None:
-        """Record the new state of a group on the tape."""
+    def record(
+        self,
+        tape: Tape,
+        group: PendingGroup,
+        state: GroupState,
+        *,
+        reason: str | None = None,
+        policy: CutPolicy | None = None,
+    ) -> None:
+        """Record the new state of a group on the tape, and the policy that cut its samples if that is no preset."""
         self.claim.check()
-        data = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
-        tape.append_run_event(EventKind.GROUP, data if reason is None else {**data, "reason": reason})
+        data: dict[str, Any] = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
+        if reason is not None:
+            data["reason"] = reason
+        if policy is not None and policy not in PRESETS.values():
+            data["policy"] = msgspec.to_builtins(policy)
+        tape.append_run_event(EventKind.GROUP, data)
         with self.lock:
             if state is GroupState.GIVEN:
                 self.held.add(group.id)

@@ -197,7 +197,7 @@ class GroupStream:
         decision = self._decide(pending)
         outcome = self._make_group(pending, decision) if isinstance(decision, Give) else decision
         if isinstance(outcome, Skip):
-            self._consumer.record(self._tape, pending, GroupState.SKIPPED, outcome.reason)
+            self._consumer.record(self._tape, pending, GroupState.SKIPPED, reason=outcome.reason)
             self.skipped.append(Skipped(pending.id, pending.step, outcome.reason))
             log.info("group %s of step %d is skipped: %s", pending.id, pending.step, outcome.reason)
             return None
@@ -224,7 +224,7 @@ class GroupStream:
         limit = request.max_staleness
         if limit is not None and (why := explain_staleness(samples, versions, limit)) is not None:
             return Skip(why)
-        consumer.record(self._tape, pending, GroupState.GIVEN)
+        consumer.record(self._tape, pending, GroupState.GIVEN, policy=request.policy)
         again = consumer.was_given_before(pending.id)
         unfinished = tuple(map(UnfinishedAttempt.of, give.others))
         return Group(
