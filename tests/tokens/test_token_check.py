@@ -239,6 +239,21 @@ def test_every_sample_twice_is_found_and_a_second_epoch_is_not(
     assert Checked(recorded, capsys).findings == []
 
 
+def test_samples_with_records_in_several_steps_are_counted_and_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run")
+    rows = [seen_row(sample) for sample in samples_of(run)]
+    group = [row for row in rows if row.group == rows[0].group]
+    export_rows(run, rows)
+    export_rows(run, group, step=STEP + 1)
+    checked = Checked(run, capsys)
+    assert (checked.code, checked.findings, checked.summary["repeated"]) == (0, [], len(group))
+    assert Checked(run, capsys, "--step", str(STEP)).summary["repeated"] == 0
+    rolltape_command(["tokens", str(run), "check"])
+    assert f"{len(group)} samples have records in several steps" in capsys.readouterr().err
+
+
 def test_a_sample_that_is_left_out_is_found_and_one_without_a_signal_is_listed(
     recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
 ) -> None:
