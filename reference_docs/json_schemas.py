@@ -230,7 +230,10 @@ RECORDS: dict[str, tuple[str, tuple[Part, ...]]] = {
     "token-turns": ("rolltape tokens RUN turns RECORD --json", (f"{_TOKEN_RECORD} spans:obj[]",)),
     "token-check": (
         "rolltape tokens RUN check --json, the last line",
-        ("steps:int records:int tokens:int unnamed:int pruned:int disagreeing:int findings:int notes:int unseen:int",),
+        (
+            "steps:int records:int tokens:int unnamed:int pruned:int disagreeing:int findings:int notes:int "
+            "unseen:int repeated:int",
+        ),
     ),
     "token-finding": ("rolltape tokens RUN check --json, per finding", (TokenFinding,)),
     "token-note": (

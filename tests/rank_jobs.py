@@ -12,6 +12,7 @@ import torch.distributed as dist
 from live_jobs import SUMS, function_engine, job
 from rolltape.errors import GroupsError
 from rolltape.integrations.torch import SampleLoader
+from rolltape.tokens import TokenExporter
 
 
 def meet(rank: int, path: Path, ranks: int) -> None:
@@ -39,13 +40,17 @@ def fail(rank: int, folder: str, ranks: int) -> None:
 
 
 def train(rank: int, folder: str, ranks: int) -> None:
-    """Train on two steps as one of several ranks; the first one collects."""
+    """Train on two steps as one of several ranks, and export it; the first one collects."""
     path = Path(folder)
     meet(rank, path, ranks)
     live = job(path / "run", function_engine(lambda prompt, wanted: "2")) if rank == 0 else None
     loader = SampleLoader(live, lambda step: SUMS[step:], steps=2, max_tokens=64, every_sample=True)
+    exporter = TokenExporter(path / "run", rank=rank, world_size=ranks)
     seen = []
     for step in loader:
+        for micro_step, batch in enumerate(step.batches):
+            exporter.export(step.step, micro_step, batch.columns(), {"logprobs": batch.inference_logprobs_bl})
+        exporter.mark_stable(step.step)
         seen.append(
             {
                 "step": step.step,
@@ -55,6 +60,7 @@ def train(rank: int, folder: str, ranks: int) -> None:
             }
         )
         step.done()
+    assert exporter.close().complete
     (path / f"rank-{rank}.json").write_text(json.dumps(seen))
     if live is not None:
         live.close()

@@ -94,11 +94,14 @@ def test_each_trained_token_has_the_temperature_of_its_turn() -> None:
         training_samples([a_sample(advantage=1.0, temperature=None)], env_name="math")
 
 
-def test_logits_divided_by_the_temperature_at_their_own_place_give_every_recorded_logprob(tmp_path: Path) -> None:
+@pytest.mark.parametrize("new", [2, 0], ids=["with a prompt between the replies", "without"])
+def test_logits_divided_by_the_temperature_at_their_own_place_give_every_recorded_logprob(
+    tmp_path: Path, new: int
+) -> None:
     with rolltape.open(tmp_path / "run", name="exp") as tape, tape.rollout(task_id="task") as rollout:
         conversation = Conversation(rollout.session(), seed=3)
         after = conversation.turn(prompt=4, reply=3, temperature=0.5)
-        conversation.turn(after, prompt=2, reply=4, temperature=1.5)
+        conversation.turn(after, prompt=new, reply=4, temperature=1.5)
         rollout.finish(reward=1.0)
     (recorded,) = rolltape.read(tmp_path / "run").rollouts()
     (sample,) = samples_of_group([recorded])

@@ -322,6 +322,7 @@ def test_a_size_that_nobody_says_is_an_error(tape: Tape) -> None:
 def test_options_that_make_no_sense_are_refused(tape: Tape) -> None:
     wrong: list[dict[str, Any]] = [{"group_size": 0}, {"max_staleness": -1}, {"limit": 0}, {"late": "never"}]
     wrong += [{"max_staleness": "x"}, {"group_size": 1.5}, {"step": "x"}, {"consumer": "a/b"}]
+    wrong += [{"idle_s": "x"}, {"poll_s": -1}, {"straggler_s": float("nan")}, {"resume_s": -0.1}, {"task_ids": "a"}]
     for options in wrong:
         with pytest.raises(GroupsError, match=next(iter(options))):
             tape.groups(**options)

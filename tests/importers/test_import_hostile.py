@@ -1,6 +1,7 @@
 """Every kind of source when it is cut short, empty, or written to do harm: a named problem, and never a crash."""
 
 import json
+import os
 import shutil
 import sqlite3
 import zipfile
@@ -124,6 +125,12 @@ def test_a_log_that_unpacks_to_far_more_than_it_is_is_refused_before_it_is_unpac
             entry.write(b" " * (1 << 20))
     with pytest.raises(ImportFileError, match=r"log\.eval: it unpacks to 314,572,800 bytes in samples/bomb"):
         imported("inspect", path, tmp_path / "run")
+
+
+def test_a_pipe_is_named_as_one_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(ImportFileError, match=r"pipe\.jsonl: a pipe or a device, not a file"):
+        imported("messages", tmp_path / "pipe.jsonl", tmp_path / "run")
 
 
 def test_names_with_control_characters_are_shown_without_them(

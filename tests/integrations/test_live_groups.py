@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rolltape
+from group_streams import record, stream
 from live_jobs import SUMS, function_engine, job, reply_ids, tokenizer, wait_until
 from rolltape.errors import CheckpointError, CollectError, GroupsError, TaskError
 from rolltape.gateway.engines.protocol import Generation
@@ -175,6 +176,26 @@ def test_a_restarted_trainer_gets_what_was_done_after_its_checkpoint_again(tmp_p
 
     with job(tmp_path / "run", function_engine(say)) as live, pytest.raises(GroupsError, match="was given before"):
         live.request(SUMS[:1], step=1).wait()
+
+
+def test_a_trainer_that_went_back_too_far_can_go_on_from_the_later_checkpoint(tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "run") as tape:
+        for step in range(4):
+            record(tape, "t", 0.0, 1.0, step=step)
+        live = LiveGroups(tape)
+        checkpoints = [live.state_dict()]
+        for group in stream(tape, group_size=2, limit=3):
+            group.done()
+            checkpoints.append(live.state_dict())
+        given: dict[int, list[int]] = {}
+        for at in (1, 3, 0, 2, 3):
+            live.load_state_dict(checkpoints[at])
+            assert live.state_dict() == checkpoints[at]
+            groups = list(stream(tape, group_size=2))
+            given[at] = [group.step for group in groups]
+            groups[0].done()
+        live.close()
+    assert given == {at: list(range(at, 4)) for at in (1, 3, 0, 2)}
 
 
 def test_a_position_of_a_step_is_replaced_whole(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rank_jobs import fail, train
 from rolltape.integrations.torch import SampleBatch, SampleLoader, batches, pack, pad
 from rolltape.records.policy import Advantage
 from rolltape.records.rollout import EventKind
+from rolltape.tokens import read_tokens
 
 
 def trained_logprobs(batch: SampleBatch) -> list[float]:
@@ -99,7 +100,9 @@ def test_a_first_rank_that_fails_keeps_its_error_and_tells_the_others(tmp_path: 
     assert second == f"GroupsError: the first rank, which collects for all, failed with {first}"
 
 
-def test_ranks_share_what_the_first_one_collects_in_equally_many_batches(tmp_path: Path) -> None:
+def test_ranks_share_what_the_first_one_collects_in_equally_many_batches_which_they_can_all_export(
+    tmp_path: Path,
+) -> None:
     run_ranks(train, tmp_path)
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     run = rolltape.read(tmp_path / "run")
@@ -110,5 +113,8 @@ def test_ranks_share_what_the_first_one_collects_in_equally_many_batches(tmp_pat
         assert len(shares[0]["batches"]) == len(shares[1]["batches"]) > 0
         assert {share["rollouts"] for share in shares} == {len(wanted)}
         assert shares[0]["rewards"] == shares[1]["rewards"]
+        exported = [record.sample for record in read_tokens(tmp_path / "run", step=step, stable_only=True)]
+        assert sorted(filter(None, exported)) == sorted(wanted)
+    assert [] in [batch for step in ranks[1] for batch in step["batches"]], "a blank batch is exported too"
     states = [event.data["state"] for event in run.events() if event.kind == EventKind.GROUP]
     assert states.count("done") == len(SUMS) + len(SUMS) - 1

@@ -1,11 +1,12 @@
 """Twice the turns cost about twice the work, whatever they repeat: calls are counted, time is not looked at."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from rolltape.records.policy import cut_policy
 from rolltape.samples import linearize
 from sessions import Recording, held, rollout_of, user
 
@@ -131,3 +132,20 @@ def _calls(session: Callable[[Recording, int], None], turns: int, name: str) -> 
     finally:
         sys.setprofile(None)
     return calls
+
+
+class UnreadVersions(tuple[str, ...]):
+    """The versions of a long run, which take as long to read as there are steps."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("they are read")
+
+
+def test_without_a_staleness_limit_a_rollout_costs_the_same_however_many_versions_the_run_has() -> None:
+    recording = Recording()
+    recording.ask([user("u")], "a")
+    rollout = rollout_of(recording.session())
+    made = linearize(rollout, "exact", versions=UnreadVersions(["1", "2"]))
+    assert made.ledger.sampled > 0
+    with pytest.raises(AssertionError, match="they are read"):
+        linearize(rollout, cut_policy("exact", max_staleness=1), versions=UnreadVersions(["1", "2"]))

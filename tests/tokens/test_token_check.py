@@ -11,7 +11,8 @@ import pytest
 
 import rolltape
 from rolltape.cli import run as rolltape_command
-from rolltape.records.policy import CutPolicy
+from rolltape.records.policy import CutPolicy, LossWeight, RewardShare
+from rolltape.records.rollout import EventKind
 from rolltape.records.sample import Sample
 from rolltape.tokens import read_tokens, score_sample, write_tokens
 from taped import assistant, first_turn, user
@@ -89,6 +90,41 @@ def test_records_of_tokens_that_were_stale_at_their_time_have_no_findings_when_t
     export_samples(run, made)
     checked = Checked(run, capsys)
     assert (checked.code, checked.findings) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        rolltape.cut_policy(branches="main", max_sample_tokens=20),
+        rolltape.cut_policy("keep-head", max_sample_tokens=20),
+        rolltape.cut_policy("slime", max_staleness=0, max_sample_tokens=22),
+    ],
+    ids=["main-branch", "keep-head", "slime"],
+)
+def test_samples_of_groups_that_were_cut_by_a_policy_of_the_trainers_own_are_looked_up_under_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: CutPolicy
+) -> None:
+    run = record_groups(tmp_path / "run")
+    with rolltape.open(run) as tape:
+        credit = rolltape.Credit(reward_share=RewardShare.SPLIT, loss_weight=LossWeight.EVEN)
+        made = [
+            sample for group in tape.groups(policy=policy, credit=credit, complete=False) for sample in group.samples
+        ]
+    export_samples(run, made)
+    checked = Checked(run, capsys)
+    assert (checked.code, checked.findings) == (0, [])
+    assert checked.summary["records"] == len(made)
+    assert rolltape_command(["check", str(run)]) == 0
+
+
+def test_a_policy_that_this_version_does_not_know_is_not_used(
+    recorded: Path, samples: Sequence[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"group": samples[0].group, "step": STEP, "consumer": "other", "state": "given", "policy": {"new_choice": 1}}
+    with rolltape.open(recorded) as tape:
+        tape.append_run_event(EventKind.GROUP, data)
+    export_samples(recorded, samples)
+    assert Checked(recorded, capsys).code == 0
 
 
 def test_the_kinds_of_run_that_stay_green_differ_from_each_other(recorded: Path) -> None:
@@ -201,6 +237,21 @@ def test_every_sample_twice_is_found_and_a_second_epoch_is_not(
     whole = rows[: len(rows) // 4 * 4]
     export_rows(recorded, [*whole, *again[: len(whole)], *rows[len(whole) :]])
     assert Checked(recorded, capsys).findings == []
+
+
+def test_samples_with_records_in_several_steps_are_counted_and_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run")
+    rows = [seen_row(sample) for sample in samples_of(run)]
+    group = [row for row in rows if row.group == rows[0].group]
+    export_rows(run, rows)
+    export_rows(run, group, step=STEP + 1)
+    checked = Checked(run, capsys)
+    assert (checked.code, checked.findings, checked.summary["repeated"]) == (0, [], len(group))
+    assert Checked(run, capsys, "--step", str(STEP)).summary["repeated"] == 0
+    rolltape_command(["tokens", str(run), "check"])
+    assert f"{len(group)} samples have records in several steps" in capsys.readouterr().err
 
 
 def test_a_sample_that_is_left_out_is_found_and_one_without_a_signal_is_listed(

@@ -114,6 +114,21 @@ def test_every_sequence_is_accounted_for_once_where_nothing_can_be_written(tmp_p
     assert exporter.close().lost_records == 1
 
 
+def test_records_that_were_lost_before_a_step_could_be_opened_count_in_its_marker(tmp_path: Path) -> None:
+    with TokenExporter(tmp_path, rank=0, world_size=1) as exporter:
+        blocking = tmp_path / "tokens" / "step_0"
+        blocking.write_text("")
+        exporter.export(0, 0, *BATCH)
+        while not exporter.report().lost_records:
+            threading.Event().wait(0.01)
+        exporter.mark_stable(1, wait=True)  # what came before is over
+        blocking.unlink()
+        exporter.export(0, 1, *BATCH)
+        assert not exporter.mark_stable(0, wait=True)
+    step = list_steps(tmp_path)[0]
+    assert [(done.records, done.lost_records) for done in step.ranks] == [(4, 4)]
+
+
 FORKED = """
 import json, logging, os, sys
 from token_batches import packed, sequence_columns

@@ -8,11 +8,15 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
 
 from rolltape.errors import GroupsError, TapeWriteError
 from rolltape.forking import call_in_child
 from rolltape.groups.pending import Collections, EventOrder, PendingGroup
+from rolltape.records.policy import PRESETS, CutPolicy
 from rolltape.records.rollout import Event, EventKind
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.run import RolloutRow
@@ -29,7 +33,9 @@ class GroupState(enum.StrEnum):
     GIVEN = "given"
     DONE = "done"
     SKIPPED = "skipped"
-    REWOUND = "rewound"  # groups that were done or skipped after `to`, the order of an event, are given again
+    REWOUND = (
+        "rewound"  # done and skipped are those that were after `to`, the order of an event; others are given again
+    )
 
 
 class ConsumerClaim:
@@ -129,6 +135,14 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     return True
 
 
+class SettledMark(NamedTuple):
+    """An event that a group is done or skipped, and the mark before it. All marks before it were valid with it."""
+
+    order: EventOrder
+    group: str
+    before: "SettledMark | None"
+
+
 class Consumer:
     """One consumer of a run's groups: which it was given, is done with, or skipped.
 
@@ -147,7 +161,8 @@ class Consumer:
         self.held: set[str] = set()  # given in this process, and neither done nor given back
         self._writer = tape.writer
         self._given_before: set[str] = set()  # to an earlier process that did not mark them as done
-        self._settled_at: dict[str, EventOrder] = {}  # by group: the event that it is done or skipped
+        self._marks: list[SettledMark] = []  # all that were read, also those that were rewound
+        self._last_mark: SettledMark | None = None  # it, and those before it, are valid
 
     def refresh(self) -> bool:
         """Read what is new in the run's index, and return whether anything was."""
@@ -160,7 +175,7 @@ class Consumer:
                 rows = self.index.rows(since_revision=self._revision)
                 events = self.index.events(*_EVENTS, since_revision=self._revision)
                 self._index_made, self._revision = made, revision
-            if any(self._is_rewind(event) for event in events) and self._settled_at:
+            if any(self._is_rewind(event) for event in events) and self._marks:
                 self._forget()
                 return self.refresh()
             self._add(rows, events)
@@ -199,10 +214,13 @@ class Consumer:
         """The latest event that marks a group as done or skipped, or None."""
         with self.lock:
             self.refresh()
-            return max(self._settled_at.values(), default=None)
+            return max((mark.order for mark in self._valid_marks()), default=None)
 
     def rewind(self, tape: Tape, to: EventOrder | None) -> None:
-        """Give all groups again that were done or skipped after an event, or, with None, all groups."""
+        """Go back to when an event was the latest mark, or, with None, to the beginning.
+
+        Groups that were not done or skipped then are given again.
+        """
         self.claim.check()
         to = to or (0, "", 0)
         data = {"group": "", "step": 0, "consumer": self.name, "state": GroupState.REWOUND.value, "to": list(to)}
@@ -223,14 +241,27 @@ class Consumer:
         self._revision = -1
         self.groups.clear()
         self._settled.clear()
-        self._settled_at.clear()
+        self._marks.clear()
+        self._last_mark = None
         self._given_before.clear()
 
-    def record(self, tape: Tape, group: PendingGroup, state: GroupState, reason: str | None = None) -> None:
-        """Record the new state of a group on the tape."""
+    def record(
+        self,
+        tape: Tape,
+        group: PendingGroup,
+        state: GroupState,
+        *,
+        reason: str | None = None,
+        policy: CutPolicy | None = None,
+    ) -> None:
+        """Record the new state of a group on the tape, and the policy that cut its samples if that is no preset."""
         self.claim.check()
-        data = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
-        tape.append_run_event(EventKind.GROUP, data if reason is None else {**data, "reason": reason})
+        data: dict[str, Any] = {"group": group.id, "step": group.step, "consumer": self.name, "state": state.value}
+        if reason is not None:
+            data["reason"] = reason
+        if policy is not None and policy not in PRESETS.values():
+            data["policy"] = msgspec.to_builtins(policy)
+        tape.append_run_event(EventKind.GROUP, data)
         with self.lock:
             if state is GroupState.GIVEN:
                 self.held.add(group.id)
@@ -252,16 +283,27 @@ class Consumer:
             return
         group, state = event.data["group"], event.data["state"]
         if state == GroupState.REWOUND:
-            after = tuple(event.data["to"])
-            for one in [one for one, order in self._settled_at.items() if order > after]:
-                del self._settled_at[one]
-                self._settled.discard(one)
-                self._given_before.add(one)
+            self._go_back(tuple(event.data["to"]))
         elif state in (GroupState.DONE, GroupState.SKIPPED):
-            self._settled_at[group] = event.order
+            self._last_mark = SettledMark(event.order, group, self._last_mark)
+            self._marks.append(self._last_mark)
             self._settle(group)
         elif event.writer != self._writer and group not in self._settled:
             self._given_before.add(group)
+
+    def _go_back(self, to: EventOrder) -> None:
+        """Make the marks valid again that were valid at an event, also those that were rewound since."""
+        earlier = (mark for mark in self._marks if mark.order <= to)
+        self._last_mark = max(earlier, default=None, key=lambda mark: mark.order)
+        settled = {mark.group for mark in self._valid_marks()}
+        self._given_before = (self._given_before | self._settled) - settled
+        self._settled = settled
+
+    def _valid_marks(self) -> Iterator[SettledMark]:
+        mark = self._last_mark
+        while mark is not None:
+            yield mark
+            mark = mark.before
 
     def _settle(self, group: str) -> None:
         self._settled.add(group)

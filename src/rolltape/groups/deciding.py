@@ -49,6 +49,10 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and (not isinstance(plain_scalar(value), int) or value < least):
                 raise GroupsError(f"{name} is {shown(value)}; give a whole number from {least} up")
+        for name in ("straggler_s", "idle_s", "resume_s", "poll_s"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(plain_scalar(value), int | float) and value >= 0):
+                raise GroupsError(f"{name} is {shown(value)}; give seconds, 0 or more")
 
     @property
     def needs_rewards(self) -> bool:

@@ -89,7 +89,7 @@ class Group:
         """
         tape, consumer, pending = self._where_taken()
         if self.id in consumer.held:
-            consumer.record(tape, pending, GroupState.DONE, reason)
+            consumer.record(tape, pending, GroupState.DONE, reason=reason)
 
     def give_back(self) -> None:
         """Give it back: this stream, or the next, gives it again."""

@@ -76,6 +76,8 @@ def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
     if late not in list(Late):
         raise GroupsError(f"late is {late!r}; give one of {', '.join(Late)}")
     task_ids = options.get("task_ids")
+    if isinstance(task_ids, str):
+        raise GroupsError(f"task_ids is {task_ids!r}, one text; give a list of task ids")
     fields: dict[str, Any] = {**options, "policy": policy, "credit": credit, "late": Late(late)}
     fields["task_ids"] = None if task_ids is None else frozenset(task_ids)
     return GroupStream(tape, GroupRequest(**fields))
@@ -195,7 +197,7 @@ class GroupStream:
         decision = self._decide(pending)
         outcome = self._make_group(pending, decision) if isinstance(decision, Give) else decision
         if isinstance(outcome, Skip):
-            self._consumer.record(self._tape, pending, GroupState.SKIPPED, outcome.reason)
+            self._consumer.record(self._tape, pending, GroupState.SKIPPED, reason=outcome.reason)
             self.skipped.append(Skipped(pending.id, pending.step, outcome.reason))
             log.info("group %s of step %d is skipped: %s", pending.id, pending.step, outcome.reason)
             return None
@@ -222,7 +224,7 @@ class GroupStream:
         limit = request.max_staleness
         if limit is not None and (why := explain_staleness(samples, versions, limit)) is not None:
             return Skip(why)
-        consumer.record(self._tape, pending, GroupState.GIVEN)
+        consumer.record(self._tape, pending, GroupState.GIVEN, policy=request.policy)
         again = consumer.was_given_before(pending.id)
         unfinished = tuple(map(UnfinishedAttempt.of, give.others))
         return Group(

@@ -128,6 +128,9 @@ def _decoded(raw: bytes, where: str) -> Any:
 
 
 def _readable(path: Path) -> Path:
-    if not path.is_file():
-        raise ImportFileError(f"{path}: {'a folder, not a file' if path.is_dir() else 'there is no such file'}")
-    return path
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise ImportFileError(f"{path}: there is no such file; check the path")
+    kind = "a folder" if path.is_dir() else "a pipe or a device"
+    raise ImportFileError(f"{path}: {kind}, not a file; give a file")

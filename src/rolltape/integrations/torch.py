@@ -26,6 +26,8 @@ class SampleBatch(NamedTuple):
     a mean over rollouts whose samples share a weight of 1:
 
         logits_blv = model(**batch.model_inputs()).logits
+        …                                    # logprobs_bl: of each id, from the logits before it
+        ratio_bl = (logprobs_bl - batch.inference_logprobs_bl.nan_to_num()).exp()
         …
         gain_bl = torch.min(ratio_bl * advantages_bl, clipped_bl * advantages_bl)  # advantages_bl = batch.spread(…)
         loss = -(gain_bl * batch.token_weights_bl).sum() / step.rollouts
@@ -36,7 +38,7 @@ class SampleBatch(NamedTuple):
     positions_bl: Tensor  # position of each token in its sample
     sequences_bl: Tensor  # the sample of each token; -1: padding
     trained_bl: Tensor
-    inference_logprobs_bl: Tensor  # NaN where the engine gave none
+    inference_logprobs_bl: Tensor  # NaN where the engine gave none, as at prompts; a weight of 0 does not remove NaN
     advantages_b: Tensor  # NaN where the credit has none
     weights_b: Tensor  # of each sample among those of its rollout
 
@@ -76,7 +78,9 @@ class SampleBatch(NamedTuple):
         return self._replace(**{name: value.to(device) for name, value in self._asdict().items() if name != "samples"})
 
     def columns(self) -> dict[str, Any]:
-        """The batch in the form for `TokenExporter.export`."""
+        """The batch in the form for `TokenExporter.export`. It is empty without samples."""
+        if not self.samples:
+            return {}
         lengths = torch.tensor([len(sample.ids) for sample in self.samples])
         return {
             "input_ids": self.ids_bl,

@@ -68,7 +68,7 @@ class EventKind(enum.StrEnum):
     PRUNE = "prune"  # data: what was removed
     COLLECT = "collect"  # data: settings; a collection into the run has begun
     COLLECTED = "collected"  # data: step, source; a collection into the run has ended
-    GROUP = "group"  # data: group, step, consumer, state (a GroupState), reason, to; what a trainer did with a group
+    GROUP = "group"  # data: group, step, consumer, state (a GroupState), reason, to, policy; what a trainer did with it
     TRACE = "trace"  # data: step (null: at the end), and fields of a TraceStep; the latest value of a field counts
     REFUSAL = "refusal"  # data: session, status, reason; a request of the agent's that was refused
     SUMMARY = "summary"  # data: a RolloutSummary, and covers: the order of the last event that it includes

@@ -37,8 +37,16 @@ class Staleness:
     """How old a weight version is, by the order of the run's versions and the version that trains now."""
 
     def __init__(self, versions: Sequence[str] = (), current: str | None = None) -> None:
-        self._order = {version: index for index, version in enumerate(versions)}
-        self._now = len(versions) - 1 if current is None else self._order.get(current)
+        self._versions = versions
+        self._current = current
+
+    @cached_property
+    def _order(self) -> dict[str, int]:  # a run may have thousands, and most policies have no staleness limit
+        return {version: index for index, version in enumerate(self._versions)}
+
+    @cached_property
+    def _now(self) -> int | None:
+        return len(self._versions) - 1 if self._current is None else self._order.get(self._current)
 
     def of(self, version: str | None) -> int | None:
         """How many versions lie between it and the current one, or None if either is unknown."""

@@ -119,6 +119,7 @@ class Pipeline:
         self._reporter = reporter
         self._budget = ByteBudget(max_queued_bytes)
         self._open: dict[int, _OpenStep] = {}
+        self._missed_unopened: dict[int, Counter[str]] = {}  # by step: records missed while it could not be opened
         # By step, once it is marked: whether all of it is on disk, as soon as this is known.
         self._marks: dict[int, Future[bool]] = {}
         self._changed = threading.Condition()
@@ -129,7 +130,7 @@ class Pipeline:
         """Take a snapshot and queue it, if there is room for `size` bytes; otherwise count its records as dropped."""
         self._reporter.count(sequences=sequences)
         if not self.is_alive():
-            self._reporter.count(lost_records=sequences)
+            self._miss(step, "lost_records", sequences)
         elif not self._budget.take(size):
             self._reporter.problem("dropped", f"the disk is too slow: {self._budget.limit} bytes wait to be written")
             self._miss(step, "dropped_records", sequences)
@@ -231,10 +232,12 @@ class Pipeline:
 
     def _count_missing(self, number: int, why: str, records: int) -> None:
         """Count records that will not be written, for the marker of their step."""
-        with contextlib.suppress(OSError, RolltapeError):  # a step that cannot be opened has no marker
-            step = self._open_step(number)
-            with self._changed:
-                step.missing[why] += records
+        try:
+            missing = self._open_step(number).missing
+        except (OSError, RolltapeError):  # it has no marker, unless it can be opened later
+            missing = self._missed_unopened.setdefault(number, Counter())
+        with self._changed:
+            missing[why] += records
 
     def _open_step(self, step: int) -> _OpenStep:
         """The open step. A step that was marked before is opened anew, and replaces what was written."""
@@ -243,6 +246,7 @@ class Pipeline:
         if step not in self._open:
             self._marks.pop(step, None)
             opened = _OpenStep(step, self._files.begin(step))
+            opened.missing = self._missed_unopened.pop(step, Counter())
             with self._changed:
                 self._open[step] = opened
         return self._open[step]

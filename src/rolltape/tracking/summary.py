@@ -74,7 +74,7 @@ class StepTally:
     """
 
     def __init__(self, versions: Sequence[str]) -> None:
-        self._order = {version: index for index, version in enumerate(versions)}
+        self._versions = versions
         self._statuses: Counter[Status] = Counter()
         self._stop_reasons: Counter[StopReason] = Counter()
         self._filtered = 0
@@ -114,6 +114,7 @@ class StepTally:
         rewards = compute_spread(self._rewards)
         terms = {name: compute_spread(values) for name, values in self._terms.items()}
         lengths: dict[str, Any] = {name: compute_spread(values) for name, values in self._lengths.items()}
+        used = self._trained_by
         return StepSummary(
             rollouts=self._statuses.total(),
             filtered=self._filtered,
@@ -124,9 +125,7 @@ class StepTally:
             reward_terms={name: spread.mean for name, spread in terms.items() if spread is not None},
             fates=dict(self._fates),
             forks=dict(self._forks),
-            staleness=compute_staleness(
-                {self._order[name]: count for name, count in self._trained_by.items() if name in self._order}
-            ),
+            staleness=compute_staleness({at: used[name] for at, name in enumerate(self._versions) if name in used}),
             **lengths,
         )
 

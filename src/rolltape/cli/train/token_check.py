@@ -96,8 +96,15 @@ def _print_json(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
             "findings": sum(len(check.findings) for check in checks),
             "notes": sum(len(check.notes) for check in checks),
             "unseen": len(unseen),
+            "repeated": _count_repeated(checks),
         }
     )
+
+
+def _count_repeated(checks: Sequence[StepCheck]) -> int:
+    """How many samples have records in several steps. A trainer may do so, as after it went back to a checkpoint."""
+    steps = Counter(sample for check in checks for sample in check.seen)
+    return sum(count > 1 for count in steps.values())
 
 
 def _print_text(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> None:
@@ -119,6 +126,8 @@ def _print_text(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
     if later := sum(len(check.notes) for check in checks):
         differences = plural(later, "difference")
         note(f"{differences} only since a filter, a grade or an attempt that came after the step; --json lists them")
+    if repeated := _count_repeated(checks):
+        note(f"{plural(repeated, 'sample')} {'has' if repeated == 1 else 'have'} records in several steps")
     for name, why in {"unnamed": "name no sample", "pruned": "are of rollouts whose turns were pruned"}.items():
         if count := sum(getattr(check, name) for check in checks):
             note(f"{plural(count, 'record')} {why}, and could not be checked")

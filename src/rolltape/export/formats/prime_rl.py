@@ -60,7 +60,7 @@ def row(sample: Sample, env_name: str, temperature: Temperatures | None = None) 
 
 
 def _temperatures(sample: Sample, given: Temperatures | None) -> npt.NDArray[np.float64]:
-    """The temperature of each trained token, also at the other tokens since the trained ones before it.
+    """At each token, the temperature at which the next trained token was sampled.
 
     prime-rl divides the logits at a token, which predict the next token, by the temperature there.
     """
@@ -69,7 +69,7 @@ def _temperatures(sample: Sample, given: Temperatures | None) -> npt.NDArray[np.
     for span in sample.spans:
         if sample.trained_mask[span.start : span.stop].any():
             values[done:] = _of_span(span, sample, given)
-            done = span.stop
+            done = span.stop - 1
     return values
 
 

@@ -1,10 +1,13 @@
 """What the tape held when a trainer took a group: without the attempts, filters and grades that came later."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from rolltape.errors import PolicyError
+from rolltape.records.policy import CutPolicy
 from rolltape.records.rollout import Event, EventKind, Outcome, Rollout, RolloutHead
 from rolltape.samples.check.findings import TokenFinding
 from rolltape.samples.check.records import TokenRule
@@ -29,6 +32,17 @@ def taken_at(run: Run, groups: Iterable[str], written_at_ns: int) -> dict[str, i
         if event.data.get("state") == _GIVEN and group in times and event.at_ns <= written_at_ns:
             times[group] = event.at_ns  # the latest counts: events come in order
     return times
+
+
+def given_policies(run: Run) -> list[CutPolicy]:
+    """The cut policies by which groups were cut that a trainer was given, apart from the presets."""
+    found: dict[CutPolicy, None] = {}
+    for event in run.tape_index.events(EventKind.GROUP):
+        # A policy with choices that this version does not know cannot be applied.
+        with contextlib.suppress(msgspec.ValidationError, PolicyError):
+            if "policy" in event.data:
+                found[msgspec.convert(event.data["policy"], CutPolicy)] = None
+    return list(found)
 
 
 def had_ended(row: RolloutRow, at_ns: int) -> bool:

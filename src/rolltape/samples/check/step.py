@@ -22,7 +22,15 @@ from rolltape.samples.check.credit import (
     check_weights,
 )
 from rolltape.samples.check.findings import StepCheck, TokenFinding, UnseenSample
-from rolltape.samples.check.hindsight import BY_LATER_EVENTS, PastRow, had_ended, rollout_at, split_later, taken_at
+from rolltape.samples.check.hindsight import (
+    BY_LATER_EVENTS,
+    PastRow,
+    given_policies,
+    had_ended,
+    rollout_at,
+    split_later,
+    taken_at,
+)
 from rolltape.samples.check.records import (
     TokenDifference,
     TokenRule,
@@ -54,13 +62,14 @@ def check_step(
 ) -> StepCheck:
     """Compare the records of a step with the samples that they name.
 
-    Samples are those of `policy` and of the presets; an id that none of them makes is checked against its own turn.
+    Samples are those of `policy`, of the policies by which groups were given to a trainer, and of the presets; an id
+    that none of them makes is checked against its own turn.
     `files` describes what else was written, so that only a sample that should have a record counts as missing.
     `advantage` is the kind that the trainer uses; without it, the records decide. With `any_advantage`, the trainer may
     compute advantages in its own way, as long as they rise with the reward within a group.
     """
     held = list(records)
-    first, *others = dict.fromkeys([*([policy] if policy else []), *PRESETS.values()])
+    first, *others = dict.fromkeys([*([policy] if policy else []), *given_policies(run), *PRESETS.values()])
 
     def checked(times: Mapping[str, int]) -> tuple[_Check, tuple[UnseenSample, ...]]:
         check = _Check(run, step, [first], times)
