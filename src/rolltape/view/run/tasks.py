@@ -179,7 +179,6 @@ class TaskTable:
 
 
 def build_tasks(listing: Listing, query: Query) -> dict[str, Any]:
-    """The table of tasks for a query."""
     return TaskTable(listing, parse_step(query), parse_number(query, "solved_at")).answer(query)
 
 
