@@ -167,6 +167,12 @@ def test_query_prints_csv_json_and_tables(cli: Cli, run: Path) -> None:
     assert rows(cli("query", run, nan, "--json"))[0] == {"a": {"$float": "nan"}}
 
 
+def test_columns_of_a_query_with_one_name_are_told_apart_and_none_is_lost(cli: Cli, run: Path) -> None:
+    sql = "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a"
+    assert rows(cli("query", run, sql, "--json")) == [{"a": 1, "a_1": 2, "a_1_1": 3, "a_2": 4}]
+    assert cli("query", run, sql, "--format", "csv").out == "a,a_1,a_1_1,a_2\n1,2,3,4\n"
+
+
 def test_a_query_shows_times_with_their_zone(cli: Cli, run: Path) -> None:
     (row,) = rows(cli("query", run, "SELECT now() AS a, [now()] AS b, date_trunc('day', now()) AS c", "--json"))
     assert str(row["a"])[:10] == str(row["c"])[:10]

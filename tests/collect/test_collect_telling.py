@@ -82,6 +82,14 @@ def test_the_commands_of_a_report_can_be_pasted_if_the_run_has_a_space_in_its_na
     assert "rolltape ls 'my runs/a' --step 3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_the_example_of_a_low_reward_is_never_one_that_is_not_a_number(order: tuple[int, ...]) -> None:
+    results = [result(attempt, reward=reward) for attempt, reward in enumerate((0.5, 0.0, float("nan")))]
+    tally = tally_of(*(results[at] for at in order), launch=Launch(1, 3, 0, 0))
+    assert tally.worst is not None
+    assert tally.worst.reward == 0.0
+
+
 def test_time_left_is_not_guessed_before_as_many_have_ended_as_run() -> None:
     tally = tally_of(result(0), result(1), launch=Launch(1, 10, 0, 0))
     assert tally.figures(running=3).seconds_left is None

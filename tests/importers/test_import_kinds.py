@@ -218,6 +218,12 @@ def test_otel_spans_with_messages(tmp_path: Path) -> None:
     assert texts(rollout) == [("user", "2 + 2?"), ("assistant", ""), ("tool", "4"), ("assistant", "4")]
 
 
+def test_a_folder_of_spans_is_recognized_whatever_else_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(b"")
+    (tmp_path / "spans.json").write_text(json.dumps({"resourceSpans": []}))
+    assert guess(tmp_path) == {"otel": "documents with resourceSpans"}
+
+
 def test_a_source_of_another_kind_makes_no_run(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(ImportFileError, match=r"t\.json: its schema_version is not ATIF-v1\.x"):

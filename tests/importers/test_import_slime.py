@@ -56,6 +56,15 @@ def test_json_lines_and_rewards_of_several_terms(tmp_path: Path) -> None:
     assert (row.step, row.reward, row.outcome.reward_terms) == (3, 0.5, {"score": 0.5, "format": 1.0})
 
 
+@pytest.mark.parametrize("given", [{"reward": {"style": 0.5, "format": float("inf")}}, {"status": "failed"}])
+def test_what_a_reward_would_be_made_of_is_kept_if_there_is_no_reward(tmp_path: Path, given: dict[str, Any]) -> None:
+    terms = {"score": 0.5, "format": 1.0}
+    imported("slime", save(tmp_path / "5.pt", [sample(0, **{"reward": terms, **given})]), tmp_path / "run")
+    (row,) = rolltape.read(tmp_path / "run").index()
+    assert (row.reward, row.outcome.reward_terms) == (None, {})
+    assert row.head.extra["reward_terms"] == given.get("reward", terms)
+
+
 def test_lengths_that_disagree_are_named(tmp_path: Path) -> None:
     file = save(tmp_path / "5.pt", [sample(0, loss_mask=[1])])
     with pytest.raises(ImportFileError, match=r"5\.pt, sample 1: response_length is 4, but loss_mask has 1 values"):

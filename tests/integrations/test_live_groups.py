@@ -14,11 +14,12 @@ import pytest
 import rolltape
 from group_streams import record, stream
 from live_jobs import SUMS, function_engine, job, reply_ids, tokenizer, wait_until
-from rolltape.errors import CheckpointError, CollectError, GroupsError, TaskError
+from rolltape.errors import CheckpointError, CollectError, EngineError, GroupsError, TaskError
+from rolltape.gateway.admin_key import RunningGateway
 from rolltape.gateway.engines.protocol import Generation
 from rolltape.groups import Group
 from rolltape.groups.consumer import find_consumer
-from rolltape.integrations import FunctionEngine, LiveGroups, RequestedGroups
+from rolltape.integrations import FunctionEngine, LiveGroups, RequestedGroups, weights
 from rolltape.integrations.steps import StepPositions
 from rolltape.records.rollout import Status
 from rolltape.tiny import shipped_model
@@ -380,6 +381,19 @@ def test_weights_for_a_run_that_no_gateway_fills_are_refused(tmp_path: Path) -> 
     with (
         LiveGroups(tmp_path / "run") as live,
         pytest.raises(GroupsError, match="no gateway that keeps its key there records in it now"),
+    ):
+        live.update_weights(tmp_path, "1")
+
+
+def test_a_gateway_that_ends_while_it_is_asked_to_load_weights_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = RunningGateway("http://127.0.0.1:9", tmp_path / "run")
+    monkeypatch.setattr(weights, "find_gateways", lambda run: [gone])
+    monkeypatch.setattr(weights, "read_admin_key", lambda run: "key")
+    with (
+        LiveGroups(tmp_path / "run") as live,
+        pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9/weights/update: "),
     ):
         live.update_weights(tmp_path, "1")
 

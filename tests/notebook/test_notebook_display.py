@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 import rolltape
 from browser import browser_page
 from rolltape.demo import record_scripted
+from rolltape.importers import import_run
 from rolltape.records.rollout import Rollout
 
 HOSTILE = "<script>window.owned=1</script><img src=http://outside.test/x onerror=owned()>\u202e\u200b\x1b[31m\"'>"
@@ -240,6 +241,16 @@ def test_the_mean_reward_of_a_run_leaves_out_what_is_not_finite_and_counts_it(tm
                 rollout.finish(reward=reward)
     text = parsed(rolltape.read(tmp_path / "run")).text
     assert "3 rollouts, 3 finished, mean reward 0.5, 1 reward not finite, 6 sampled tokens" in text
+
+
+def test_a_run_of_text_says_that_its_tokens_are_not_known(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}\n')
+    with rolltape.open(tmp_path / "run") as tape:
+        import_run("messages", rows, tape)
+    text = parsed(rolltape.read(tmp_path / "run")).text
+    assert "1 rollout, 1 finished, no token ids" in text
+    assert "0 sampled tokens" not in text
 
 
 def _empty(path: Path) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+import rolltape
 from browser import browser_page
 from coding_agents import record_coding_agents
 from rolltape.cli import run as rolltape_command
@@ -149,6 +150,34 @@ def test_long_output_is_folded_in_the_middle_and_searched_there(page: Page, addr
     expect(log.locator(".hit")).to_have_text("501ERROR worker 7: needle-in-the-log, retrying")
     log.get_by_role("button", name="Show more").click()
     expect(log).to_contain_text("0600 compiled module_600.o")
+
+
+def test_a_text_that_has_not_come_whole_shows_no_end_and_counts_no_lines(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "make", "arguments": "{}"}}
+    log = "".join(f"{number} compiled\n" for number in range(30_000))
+    asked = {"role": "user", "content": "Build it."}
+    with rolltape.open(tmp_path / "run", name="run") as tape, tape.rollout(task_id="t") as rollout:
+        rollout.session().record_turn(
+            prompt_messages=[
+                asked,
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": log},
+            ],
+            reply={"role": "assistant", "content": log},
+            finish="stop",
+            token_faithful=False,
+        )
+        rollout.finish(reward=1.0)
+    with page_over(tmp_path / "run") as address, browser_page(width=1440, height=900) as page:
+        page.goto(f"{address}/run/rollout/{rollout.id}")
+        output, reply = page.locator(".message.tool"), page.locator(".message.assistant").last
+        expect(output.locator(".fold")).to_contain_text("Show more 439 k characters hidden")
+        expect(output).to_contain_text("15 compiled")
+        assert output.inner_text().count("compiled") == 16
+        expect(reply.get_by_role("button", name=re.compile("^Show more"))).to_have_text("Show more 438 k characters")
+        output.get_by_role("searchbox").focus()
+        expect(output).to_contain_text("29999 compiled")
+        expect(output.locator(".fold")).to_contain_text("29,976 lines, 439 k characters hidden")
 
 
 def test_a_sub_agent_is_read_beside_the_conversation_that_called_it(

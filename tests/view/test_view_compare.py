@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import rolltape
 from compared_runs import REWARDS, record_compared
 from rolltape.cli import run as rolltape_command
 from rolltape.errors import NoAnswer
-from rolltape.view.compare.comparison import Comparisons
+from rolltape.view.compare.comparison import Comparisons, TaskComparison
 from rolltape.view.compare.significance import paired_test
 from rolltape.view.run.run_answers import RunAnswers
 from rolltape.view.served_runs import ServedRun
@@ -237,3 +237,20 @@ def test_the_command_prints_the_tasks_that_differ_most_and_the_result(
     assert rolltape_command(["compare", str(base), str(tuned), "--a-step", "x"]) == 2
     assert "--a-step is 'x'; give a step" in capsys.readouterr().err
     assert rolltape_command(["compare", str(base), str(tmp_path / "none")]) == 3
+
+
+def test_a_limit_above_the_number_of_tasks_asks_for_no_more_than_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, tuned = record_compared(tmp_path)
+    asked: list[Mapping[str, str]] = []
+    answer = TaskComparison.answer
+
+    def counted(self: TaskComparison, query: Mapping[str, str]) -> dict[str, Any]:
+        asked.append(query)
+        assert len(asked) < 10
+        return answer(self, query)
+
+    monkeypatch.setattr(TaskComparison, "answer", counted)
+    assert rolltape_command(["compare", str(base), str(tuned), "--limit", "1000000000", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 16

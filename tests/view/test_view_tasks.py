@@ -123,6 +123,14 @@ def test_a_name_is_found_by_a_part_of_it_and_sorted_by_what_changed(tmp_path: Pa
         assert [row["task"] for row in answers.tasks({"sort": "change"})["rows"]] == ["task-1", "task-0"]
 
 
+def test_tasks_are_sorted_by_the_spread_that_is_shown_also_if_rewards_are_large(tmp_path: Path) -> None:
+    spreads = {0: 1.0, 1: 3.0, 2: 2.0}
+    _record(tmp_path / "run", [Attempted(task, 0, 1e9 + at) for task, one in spreads.items() for at in (0.0, 2 * one)])
+    with answers_for(tmp_path / "run") as answers:
+        rows = answers.tasks({"sort": "-spread"})["rows"]
+    assert [(row["task"], row["spread"]) for row in rows] == [("task-1", 3.0), ("task-2", 2.0), ("task-0", 1.0)]
+
+
 @pytest.mark.parametrize("query", [{"sort": "color"}, {"solved_by": "few"}, {"solved_at": "much"}, {"step": "1.5"}])
 def test_a_query_that_cannot_be_answered_says_what_can(tmp_path: Path, query: dict[str, str]) -> None:
     _record(tmp_path / "run", [Attempted(0, 0, 1.0)])

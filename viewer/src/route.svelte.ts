@@ -2,6 +2,7 @@
 
 import { served, unserved } from "./api/base";
 import { isStatic, staticPage } from "./api/embedded";
+import { type Query, tail } from "./query";
 
 export type Place =
   | { view: "runs" }
@@ -164,11 +165,6 @@ export function followLinks(event: MouseEvent): void {
 
 const part = encodeURIComponent;
 
-function queryOf(filter: Record<string, string>): string {
-  const query = new URLSearchParams(filter).toString();
-  return query ? `?${query}` : "";
-}
-
 /** One try of a rollout. */
 export interface RolloutPlace {
   r: string;
@@ -191,11 +187,11 @@ function side(letter: "a" | "b", one: RolloutPlace): Record<string, string> {
 }
 
 export const paths = {
-  comparison: (filter: Record<string, string>) => `/compare${queryOf(filter)}`,
-  diff: (a: RolloutPlace, b: RolloutPlace) => `/diff${queryOf({ ...side("a", a), ...side("b", b) })}`,
+  comparison: (filter: Query) => `/compare${tail(filter)}`,
+  diff: (a: RolloutPlace, b: RolloutPlace) => `/diff${tail({ ...side("a", a), ...side("b", b) })}`,
   run: (r: string) => `/${part(r)}`,
-  rollouts: (r: string, filter: Record<string, string> = {}) => `/${part(r)}/rollouts${queryOf(filter)}`,
-  tasks: (r: string, filter: Record<string, string> = {}) => `/${part(r)}/tasks${queryOf(filter)}`,
+  rollouts: (r: string, filter: Query = {}) => `/${part(r)}/rollouts${tail(filter)}`,
+  tasks: (r: string, filter: Query = {}) => `/${part(r)}/tasks${tail(filter)}`,
   group: (r: string, group: string) => `/${part(r)}/group/${part(group)}`,
   rollout: (r: string, id: string) => `/${part(r)}/rollout/${part(id)}`,
   turn: (r: string, id: string, turn: string) => `/${part(r)}/rollout/${part(id)}/turn/${part(turn)}`,

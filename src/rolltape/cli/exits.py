@@ -46,13 +46,11 @@ _OF_COMMAND = {
 
 
 def exit_codes_of(command: str) -> str:
-    """The exit codes that a command has, for its help."""
     codes = sorted((_EVERY_COMMAND | _OF_COMMAND.get(command, {})).items())
     return f"Exit codes: {'; '.join(f'{int(code)} {meaning}' for code, meaning in codes)}."
 
 
 def exit_code(error: RolltapeError) -> Exit:
-    """The exit code for an error that ends a command."""
     match error:
         case NoSuchRollout() | MissingExtra():
             return Exit.USAGE

@@ -136,7 +136,6 @@ def describe(error: Exception) -> str:
 
 
 def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list[RolloutRow]:
-    """The tries of the rollout with an id."""
     found = opened.run.find(rollout, try_index)
     return [row for row in opened.rows if row.id == found.id and row.try_index in found.tries]
 
@@ -152,7 +151,6 @@ def report_problems(opened: OpenedRun) -> int:
 
 
 def rollout_of_sample(sample_id: str) -> tuple[str, int]:
-    """The rollout and the try of a sample."""
     parts = last_turn_of(sample_id).rsplit(".", 3)
     if len(parts) != 4 or not parts[1].isdecimal():
         raise UsageError(f"ROLLOUT {sample_id}: not a sample id; `rolltape samples --json` lists them")
@@ -160,7 +158,6 @@ def rollout_of_sample(sample_id: str) -> tuple[str, int]:
 
 
 def find_sample(tape: Run, rollout: Rollout, policy: CutPolicy, sample_id: str) -> Sample:
-    """The sample with that id."""
     for sample in samples_named(tape, rollout, policy, sample_id):
         return sample
     raise UsageError(

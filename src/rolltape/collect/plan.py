@@ -163,11 +163,9 @@ class RolloutIdentity(NamedTuple):
     agent: str
 
     def rollout_id(self, task: Task, attempt: int, seat: str = AGENT) -> str:
-        """The rollout id of one attempt."""
         return self.rollout_ids(task, [attempt], seat)[0]
 
     def rollout_ids(self, task: Task, attempts: Iterable[int], seat: str = AGENT) -> list[str]:
-        """The rollout ids of several attempts."""
         return rollout_ids(
             self.run,
             source=task.source,

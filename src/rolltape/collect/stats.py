@@ -151,7 +151,8 @@ class CollectionStats:
         _, rewards = self._by_seat.setdefault((result.task_index, result.seat), (_name(result), RewardStats()))
         rewards.add(reward)
         self.rewards.add(reward)
-        self.worst = _first(self.worst, _example(result, reward))
+        if not math.isnan(reward):
+            self.worst = _first(self.worst, _example(result, reward))
 
     def _ending(self, result: RolloutResult) -> EndingStats:
         parts = [None if result.stop_reason is None else result.stop_reason.value, result.reason]

@@ -64,7 +64,6 @@ class Table:
         return pa.schema([pa.field(one.name, one.kind.arrow()) for one in self.columns])
 
     def row(self, record: Any) -> Row:
-        """A record's row."""
         row = {}
         for name, get, write in self._writers:
             value = get(record)
@@ -82,7 +81,6 @@ class Table:
         }
 
     def arrow(self, rows: Iterable[Row]) -> "pa.Table":
-        """Rows as one Arrow table."""
         tables = list(self._arrow_groups(rows))
         return pa.concat_tables(tables) if tables else self.schema.empty_table()
 

@@ -99,7 +99,6 @@ SAMPLE = Table(
 
 
 def sample_of(row: Row) -> Sample:
-    """The sample in a row."""
     values = SAMPLE.values(row)
     named = {name: values[name] for name in Sample.__struct_fields__ if name in values}
     sides = {side["name"]: SampleSide(array_of(side), side["counts"], side["missing"]) for side in values["side"]}

@@ -152,6 +152,10 @@ def _record(tape: Tape, kind: str, item: ImportedRollout, key: str, known: _Know
     except (TypeError, ValueError, RecursionError) as error:
         raise NotJsonError(f"its task identifies it, but has no canonical JSON: {error}") from None
     attempt = known.attempt(group, key, item.attempt)
+    terms = item.reward_terms
+    extra = {**item.extra, "imported": {"kind": kind, "key": key, "absent": list(item.absent)}}
+    if terms and (item.reward is None or item.failed is not None):
+        extra["reward_terms"], terms = terms, {}  # no score can have them
     recorder = tape.rollout(
         **identity,
         source=item.source,
@@ -161,7 +165,7 @@ def _record(tape: Tape, kind: str, item: ImportedRollout, key: str, known: _Know
         attempt=attempt,
         tags=item.tags,
         foreign_ids=item.foreign_ids,
-        extra={**item.extra, "imported": {"kind": kind, "key": key, "absent": list(item.absent)}},
+        extra=extra,
         new_try=key in known.cut_short,
     )
     try:
@@ -170,7 +174,6 @@ def _record(tape: Tape, kind: str, item: ImportedRollout, key: str, known: _Know
         if item.failed is not None:
             recorder.fail(item.failed)
         else:
-            terms = item.reward_terms if item.reward is not None else {}
             recorder.finish(reward=item.reward, reward_terms=terms, stop_reason=item.stop_reason, reason=item.reason)
         if item.filtered is not None:
             tape.filter(recorder.id, item.filtered, try_index=recorder.try_index)

@@ -175,7 +175,6 @@ def _source(key: tuple[Any, ...], settings: CollectSettings, engine: Any) -> _So
 
 
 def _segments(versions: list[int]) -> tuple[Segment, ...]:
-    """The segments of one weight version each."""
     found, start = [], 0
     for version, tokens in groupby(versions):
         stop = start + len(list(tokens))

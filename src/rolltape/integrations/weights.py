@@ -52,7 +52,10 @@ def ask_gateways(run: Path, folder: Path, version: str) -> int:
 
 def _post(http: httpx.Client, url: str, body: dict[str, str]) -> int:
     """Send a request. Return how many replies were interrupted."""
-    answer = http.post(url, json=body)
+    try:
+        answer = http.post(url, json=body)
+    except httpx.HTTPError as error:
+        raise EngineError(f"{url}: {error}; see the log of this gateway's process") from None
     if answer.is_error:
         raise EngineError(f"{url}: {answer.status_code}: {answer.text}")
     interrupted: int = answer.json()["interrupted"]

@@ -8,7 +8,7 @@ from rolltape.notebook.html import clipped, details, div, framed, gap, span, tab
 from rolltape.notebook.sample import sample_parts
 from rolltape.records.fork import Fork
 from rolltape.records.rollout import Rollout, Session
-from rolltape.records.wording import SHORT_ID, count, number, plural, quoted, reward_facts
+from rolltape.records.wording import SHORT_ID, count, number, plural, quoted, reward_facts, token_fact
 from rolltape.samples.facts import fact_lines, title
 from rolltape.samples.linearize import Linearized, linearize
 from rolltape.samples.spelling import Spell, spell_at, token_texts
@@ -35,7 +35,7 @@ def run_html(run: Run) -> str:
     statuses = Counter(row.outcome.status.value for row in rows)
     facts = [plural(len(rows), "rollout"), *(f"{many:,} {status}" for status, many in statuses.items())]
     facts += reward_facts(row.outcome.reward for row in rows)
-    facts.append(plural(sum(row.sampled_tokens for row in rows), "sampled token"))
+    facts.append(token_fact(row.known_tokens for row in rows))
     latest = sorted(rows, key=lambda row: row.head.started_at_ns)[-_RUN_ROWS:]
     cells = [
         [
@@ -46,7 +46,7 @@ def run_html(run: Run) -> str:
             row.outcome.status.value,
             number(row.outcome.reward),
             count(row.turns),
-            count(row.sampled_tokens),
+            "" if row.known_tokens is None else count(row.known_tokens),
         ]
         for row in reversed(latest)
     ]

@@ -16,7 +16,6 @@ _AROUND = 12
 
 
 def sample_html(sample: Sample) -> str:
-    """One sample."""
     return framed(sample_parts(sample))
 
 

@@ -54,6 +54,13 @@ def reward_facts(rewards: Iterable[float | None]) -> list[str]:
     return facts + ([f"{plural(len(known) - len(finite), 'reward')} not finite"] if len(finite) < len(known) else [])
 
 
+def token_fact(sampled: Iterable[int | None]) -> str:
+    """How many tokens were sampled, from the numbers of rollouts; None is one whose token ids are not known."""
+    counts = list(sampled)
+    known = [one for one in counts if one is not None]
+    return plural(sum(known), "sampled token") if known or not counts else "no token ids"
+
+
 def span(seconds: float) -> str:
     """A length of time in hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)

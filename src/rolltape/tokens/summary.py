@@ -108,7 +108,6 @@ def summarize_step(step: int, records: Iterable[TokenRecord], worst: int = 3) ->
 
 
 def sequence_figures(record: TokenRecord) -> SequenceFigures:
-    """The figures of one record."""
     mismatch = ColumnStats(_trained(record, "mismatch_kl"))
     return SequenceFigures(
         place=record.place,

@@ -13,7 +13,6 @@ to_plain = msgspec.to_builtins  # a record as plain values
 
 
 def parse_number(query: Mapping[str, str], name: str) -> float | None:
-    """A number in a query, or None."""
     given = query.get(name)
     if not given:
         return None

@@ -35,8 +35,6 @@ log = logging.getLogger("rolltape.view")
 
 
 class ServedRun:
-    """One run that is served."""
-
     def __init__(self, name: str, location: str, *, snapshot: int = 0) -> None:
         found = find_run(location)
         self._directory = found.directory
@@ -156,7 +154,6 @@ class ServedRuns:
             run.close()
 
     async def _keep_worker(self) -> None:
-        """Keep a worker running."""
         if all(run.has_index for run in self.runs.values()):
             # The indexes are enough for the first page, and a worker's imports would compete with it.
             await asyncio.sleep(_FIRST_PAGE_S)

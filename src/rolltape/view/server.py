@@ -147,7 +147,6 @@ class ViewServer:
         return answers
 
     async def _shown(self, request: web.Request) -> "ShownRollout":
-        """The rollout that a request names."""
         answers = await self._load_rollout_answers(request.match_info["r"])
         return answers.shown(await self._find_row(answers, request.match_info["id"], request.query.get("try")))
 

@@ -4,21 +4,13 @@ import type { Num } from "../api/answers";
 import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
 import { float, number } from "../format";
-import { sorted } from "../tasks/query";
+import { pick, sorted } from "../query";
 import type { ComparedTask, ComparisonAnswer, Letter } from "./answers";
 
 const SIDE = ["step", "version", "model", "agent", "environment", "source", "tag"] as const;
 const NAMES = ["a", ...SIDE.map((name) => `a_${name}`), "b", ...SIDE.map((name) => `b_${name}`), "by", "solved_at", "measure", "which", "name", "sort"];
 
-/** Only the server's parameters, in a fixed order, so that equal views have the same address. */
-export function comparisonQuery(address: URLSearchParams): URLSearchParams {
-  const kept = new URLSearchParams();
-  for (const name of NAMES) {
-    const value = address.get(name);
-    if (value) kept.set(name, value);
-  }
-  return kept;
-}
+export const comparisonQuery = (address: URLSearchParams): URLSearchParams => pick(address, NAMES);
 
 /** The comparison for a query. An export has each measure, and filters the tasks itself. */
 export async function comparisonOf(query: URLSearchParams, limit: number, signal?: AbortSignal): Promise<ComparisonAnswer> {

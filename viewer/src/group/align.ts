@@ -40,7 +40,8 @@ function rewardOf(attempt: Attempt): number {
   return reward === null || Number.isNaN(reward) ? Number.NEGATIVE_INFINITY : reward;
 }
 
-function alike(a: string, b: string): number {
+/** The length of the common beginning of two texts. */
+export function alike(a: string, b: string): number {
   let at = 0;
   while (at < a.length && at < b.length && a[at] === b[at]) at += 1;
   return at;

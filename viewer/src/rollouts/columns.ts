@@ -2,15 +2,18 @@
 
 import type { TermName } from "../words";
 
-export interface Column {
+export interface Heading {
   key: string;
   name: string;
-  width: string;
   sort: string | null;
   first?: "up" | "down"; // the direction of the first click
   right?: boolean;
   about?: string;
   term?: TermName; // the definition at its head
+}
+
+export interface Column extends Heading {
+  width: string;
 }
 
 const MOST_TERMS = 6;
@@ -54,7 +57,7 @@ export function leastWidth(terms: string[]): number {
 }
 
 /** The order after a click on a column, from the current order; "" is the tape's own. */
-export function nextSort(column: Column, now: string | null): string {
+export function nextSort(column: Heading, now: string | null): string {
   if (column.sort === null) return now ?? "";
   const up = column.sort, down = `-${column.sort}`;
   const [first, second] = column.first === "down" ? [down, up] : [up, down];

@@ -5,6 +5,7 @@ import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
 import { float } from "../format";
 import { BOOKMARK } from "../notes/annotating.svelte";
+import { pick, sorted } from "../query";
 
 export const FILTERS = [
   "status", "stop_reason", "source", "task", "task_like", "environment", "agent", "model", "tag", "step", "group", "cause",
@@ -23,15 +24,9 @@ export const FILTER_WORDS: Record<Filter, string> = {
 // The rows of an export lack these.
 const SERVED_ONLY: readonly string[] = ["cause", "short", "truncated", "edited_tests", "far"] satisfies Filter[];
 
-/** Only the server's parameters, in a fixed order, so that equal views have the same address. */
-export function tableQuery(address: URLSearchParams): URLSearchParams {
-  const kept = new URLSearchParams();
-  for (const name of [...FILTERS, "sort"]) {
-    const value = isStatic && SERVED_ONLY.includes(name) ? null : address.get(name);
-    if (value) kept.set(name, value);
-  }
-  return kept;
-}
+const NAMES = [...FILTERS, "sort"].filter((name) => !isStatic || !SERVED_ONLY.includes(name));
+
+export const tableQuery = (address: URLSearchParams): URLSearchParams => pick(address, NAMES);
 
 export async function rowsOf(r: string, query: string, offset: number, limit: number, signal?: AbortSignal): Promise<RowsAnswer> {
   const path = `/api/${encodeURIComponent(r)}/rollouts`;
@@ -76,15 +71,7 @@ function passes(row: Row, query: URLSearchParams): boolean {
 export function chosenRows(all: RowsAnswer, query: URLSearchParams, offset: number, limit: number): RowsAnswer {
   const rows = all.rows.filter((row) => passes(row, query));
   const sort = query.get("sort") ?? "";
-  const name = sort.replace(/^-/, "");
-  const by = name.startsWith("term.") ? (row: Row) => float(row.terms[name.slice(5)]) : SORT_BY[name];
-  if (by) {
-    const sign = sort.startsWith("-") ? -1 : 1;
-    rows.sort((a, b) => {
-      const x = by(a), y = by(b);
-      if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1; // missing values always come last
-      return x < y ? -sign : x > y ? sign : 0;
-    });
-  }
-  return { ...all, matched: rows.length, rows: rows.slice(offset, offset + limit) };
+  const term = /^-?term\.(.*)$/s.exec(sort)?.[1];
+  const keys = term === undefined ? SORT_BY : { [`term.${term}`]: (row: Row) => float(row.terms[term]) };
+  return { ...all, matched: rows.length, rows: sorted(rows, keys, sort).slice(offset, offset + limit) };
 }

@@ -4,20 +4,13 @@ import type { TaskRow, TasksAnswer } from "../api/answers";
 import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
 import { float } from "../format";
-import { tableQuery } from "../rollouts/query";
+import { changed, pick, sorted } from "../query";
 import { paths } from "../route.svelte";
 
-export const NAMES = ["step", "solved_by", "solved_at", "name", "sort"] as const;
+export const PAGE = 100, MOST = 500; // tasks of an answer
+const NAMES = isStatic ? ["solved_by", "name", "sort"] : ["step", "solved_by", "solved_at", "name", "sort"]; // an export has one table
 
-/** Only the server's parameters, in a fixed order, so that equal views have the same address. */
-export function taskQuery(address: URLSearchParams): URLSearchParams {
-  const kept = new URLSearchParams();
-  for (const name of NAMES) {
-    const value = isStatic && (name === "step" || name === "solved_at") ? null : address.get(name); // an export has one table
-    if (value) kept.set(name, value);
-  }
-  return kept;
-}
+export const taskQuery = (address: URLSearchParams): URLSearchParams => pick(address, NAMES);
 
 export async function tasksOf(r: string, query: string, limit: number, signal?: AbortSignal): Promise<TasksAnswer> {
   const path = `/api/${encodeURIComponent(r)}/tasks`;
@@ -30,7 +23,7 @@ export const keyOf = (row: TaskRow): string => JSON.stringify([row.source, row.t
 /** The address of the attempts at a task: side by side, or as rows if they are of several groups. */
 export function attemptsOf(r: string, row: TaskRow, within: Record<string, string>): string {
   if (row.group !== null) return paths.group(r, row.group);
-  return paths.rollouts(r, Object.fromEntries(tableQuery(new URLSearchParams({ ...within, task: row.task ?? "", source: row.source ?? "" }))));
+  return paths.rollouts(r, changed(new URLSearchParams(), { source: row.source, task: row.task, ...within }));
 }
 
 /** The mean reward of the last step minus that of the first; null if only one step has rewards. */
@@ -53,15 +46,4 @@ function chosenTasks(all: TasksAnswer, query: URLSearchParams, limit: number): T
   const which = query.get("solved_by"), part = query.get("name")?.toLowerCase() ?? "";
   const rows = all.rows.filter((row) => (which === null || solvedBy(row) === which) && (row.task ?? row.group ?? "").toLowerCase().includes(part));
   return { ...all, matched: rows.length, rows: sorted(rows, SORT_BY, query.get("sort") ?? "mean").slice(0, limit) };
-}
-
-/** Rows in the requested order, as on the server: those without a value last, equals with more attempts first. */
-export function sorted<T>(rows: T[], keys: Record<string, (row: T) => number | string | null>, sort: string): T[] {
-  const by = keys[sort.replace(/^-/, "")] ?? (() => null), attempts = keys["attempts"] ?? (() => 0);
-  const sign = sort.startsWith("-") ? -1 : 1;
-  return rows.sort((a, b) => {
-    const x = by(a), y = by(b);
-    if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1;
-    return x < y ? -sign : x > y ? sign : Number(attempts(b)) - Number(attempts(a));
-  });
 }

@@ -52,7 +52,7 @@ def compare(
     try:
         with comparing(run_a, run_b, query) as answer:
             whole = answer({"limit": "0"})
-            tasks = _tasks(answer, whole["tasks"] if limit is None else limit)
+            tasks = _tasks(answer, whole["tasks"] if limit is None else min(limit, whole["tasks"]))
             if as_json:
                 for task in tasks:
                     print_json(_task_record(task))

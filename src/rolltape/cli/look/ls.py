@@ -8,7 +8,7 @@ from rolltape.cli.parameters import option
 from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 from rolltape.cli.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
 from rolltape.records.rollout import Status
-from rolltape.records.wording import reward_facts
+from rolltape.records.wording import reward_facts, token_fact
 from rolltape.tape.run import RolloutRow
 
 # The fields of a rollout's JSON, after its id and its try, by the record that has them.
@@ -56,7 +56,7 @@ def _print_rows(rows: Sequence[RolloutRow]) -> None:
                 _status(row),
                 number(row.reward),
                 count(row.turns),
-                count(row.sampled_tokens) if _knows_tokens(row) else "",
+                "" if row.known_tokens is None else count(row.known_tokens),
             ]
             for row in rows
         ],
@@ -69,14 +69,8 @@ def _print_rows(rows: Sequence[RolloutRow]) -> None:
 def _summary(rows: Sequence[RolloutRow]) -> str:
     finished = sum(row.status == Status.FINISHED for row in rows)
     parts = [plural(len(rows), "rollout"), f"{finished:,} finished", *reward_facts(row.reward for row in rows)]
-    known = [row.sampled_tokens for row in rows if _knows_tokens(row)]
-    parts.append(plural(sum(known), "sampled token") if known or not rows else "no token ids")
+    parts.append(token_fact(row.known_tokens for row in rows))
     return ", ".join(parts)
-
-
-def _knows_tokens(row: RolloutRow) -> bool:
-    """Whether its token ids are known: a rollout that was imported as text has none."""
-    return row.sampled_tokens > 0 or "token ids" not in row.head.extra.get("imported", {}).get("absent", ())
 
 
 def _status(row: RolloutRow) -> str:

@@ -4,7 +4,8 @@ import csv
 import enum
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import Annotated, Any
 
 from rolltape import export
@@ -55,8 +56,11 @@ def query(
             connection.execute(sql)
             if connection.description is None:
                 raise UsageError("SQL: no statement; try 'SELECT * FROM rollouts'")
-            columns = [column[0] for column in connection.description]
-            _print(columns, _rows(connection), QueryOutput.JSON if as_json else form)
+            _print(
+                _distinct(column[0] for column in connection.description),
+                _rows(connection),
+                QueryOutput.JSON if as_json else form,
+            )
         except duckdb.Error as error:
             hint = "; --external-access allows it" if isinstance(error, duckdb.PermissionException) else ""
             raise UsageError(f"SQL: {str(error).splitlines()[0]}{hint}") from None
@@ -101,6 +105,15 @@ def _table(name: str, tape: OpenedRun, policy: CutPolicy, credit: Credit) -> "pa
 def _rows(connection: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
     while rows := connection.fetchmany(_ROWS_AT_A_TIME):
         yield from rows
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Column names, numbered where one repeats, as DuckDB does for a table."""
+    found: dict[str, None] = {}
+    for name in names:
+        free = (f"{name}_{at}" if at else name for at in count())
+        found[next(one for one in free if one not in found)] = None
+    return list(found)
 
 
 def _print(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], form: QueryOutput) -> None:

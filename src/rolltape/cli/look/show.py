@@ -93,7 +93,6 @@ class TokenPrinter:
             print_line("No samples: nothing in this rollout trains; `rolltape ledger` shows why.")
 
     def print_one(self, rollout: Rollout, sample: Sample) -> None:
-        """Print one sample."""
         self._print(rollout, sample, self._measured(sample))
 
     def _measured(self, sample: Sample) -> MeasuredTokens:

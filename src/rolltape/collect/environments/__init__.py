@@ -159,11 +159,9 @@ class Environments:
         self._made: dict[str, Environment] = {}
 
     def of(self, task: Task) -> Environment:
-        """The environment of a task."""
         return self.named(task.environment or self._default)
 
     def named(self, name: str) -> Environment:
-        """The environment of that name."""
         if name not in self._made:
             self._made[name] = environment_named(name, self._judge)
         return self._made[name]

@@ -309,5 +309,4 @@ class GroupEnvironment(Environment, Protocol):
 
 
 def compares(environment: Environment) -> TypeGuard[GroupEnvironment]:
-    """Whether an environment rewards by comparison."""
     return hasattr(environment, "compare")

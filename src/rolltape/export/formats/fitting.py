@@ -92,7 +92,6 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reports(self) -> dict[Fact, str]:
-        """What to report, by fact."""
         common = {
             fact: report for fact, report in _IN_EVERY_FORMAT.items() if self.logprobs or fact not in _OF_LOGPROBS
         }

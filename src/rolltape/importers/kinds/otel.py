@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rolltape.importers.files import first_object, json_document, json_lines, of_each_file
+from rolltape.importers.files import first_file, first_object, json_document, json_lines, of_each_file
 from rolltape.importers.imported import (
     BrokenEntry,
     Found,
@@ -39,8 +39,8 @@ class _Span(msgspec.Struct):
 
 def recognize(path: Path) -> str | None:
     """Documents with `resourceSpans`."""
-    file = next(iter(sorted(one for one in path.rglob("*.json*") if one.is_file())), None) if path.is_dir() else path
-    document = first_object(file) if file is not None and file.suffix in (".json", ".jsonl") else None
+    file = first_file(path, ".json", ".jsonl")
+    document = first_object(file) if file is not None else None
     return "documents with resourceSpans" if document and "resourceSpans" in document else None
 
 

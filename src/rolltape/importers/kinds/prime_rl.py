@@ -79,14 +79,11 @@ def _sequences_of(path: Path, options: ImportOptions) -> dict[tuple[int, ...], I
         if isinstance(item, BrokenEntry):
             raise ImportFileError(f"{item.where}: {item.problem}")
         for session in item.sessions:
-            ends = [turn for turn in session.turns if "sampled_ids" in turn]
-            for turn in ends:
-                ids = (*turn["prompt_ids"], *turn["sampled_ids"])
-                chain = [one for one in ends if (*one["prompt_ids"], *one["sampled_ids"]) == ids[: _length(one)]]
+            branches = [
+                ((*turn["prompt_ids"], *turn["sampled_ids"]), turn) for turn in session.turns if "sampled_ids" in turn
+            ]
+            for ids, _ in branches:
+                chain = [turn for before, turn in branches if ids[: len(before)] == before]
                 alone = msgspec.structs.replace(session, turns=chain)
                 found[ids] = msgspec.structs.replace(item, sessions=[alone])
     return found
-
-
-def _length(turn: Mapping[str, Any]) -> int:
-    return len(turn["prompt_ids"]) + len(turn["sampled_ids"])

@@ -123,6 +123,13 @@ class RolloutRow(msgspec.Struct, frozen=True, dict=True):
         return tuple(msgspec.json.decode(self.versions_json))
 
     @property
+    def known_tokens(self) -> int | None:
+        """How many tokens were sampled, or None if their ids are not known, as of a rollout imported as text."""
+        if self.sampled_tokens or "token ids" not in self.head.extra.get("imported", {}).get("absent", ()):
+            return self.sampled_tokens
+        return None
+
+    @property
     def sealed(self) -> bool:
         return self.place.startswith("shard/")
 

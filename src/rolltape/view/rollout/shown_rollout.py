@@ -65,14 +65,12 @@ class ShownRollout(NamedTuple):
         return [to_plain(rollout.head), *messages, *map(to_plain, rollout.events)]
 
     def message(self, digest: str) -> Message:
-        """A message by its digest."""
         for message in distinct_messages(self.rollout):
             if message.digest.hex() == digest:
                 return message
         raise NoAnswer(f"the rollout has no message {digest[:64]!r}", 404)
 
     def image(self, digest: str, index: int) -> Image:
-        """An image of a message, by its index."""
         images = find_images(self.message(digest).to_dict())
         if index >= len(images) or images[index].type is None:
             raise NoAnswer(f"message {digest[:64]!r} has no image {index} that can be shown", 404)

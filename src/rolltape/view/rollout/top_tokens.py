@@ -43,7 +43,6 @@ class TopTokens:
 
 
 def sample_top_tokens(sample: Sample) -> TopTokens:
-    """The top tokens of a sample."""
     found = TopTokens(len(sample.ids))
     for ids, logprobs in _pairs(sample.side):
         there: Array = np.ones(len(sample.ids), np.bool_)

@@ -32,7 +32,6 @@ def export_form(query: Query) -> str:
 
 
 def file_name(run: str, query: Query) -> str:
-    """The name of the downloaded file."""
     form = export_form(query)
     policy = f"-{parse_policy(query.get('policy')).name}" if form == "samples" else ""
     return f"{run}-{'rollouts' if form == 'csv' else form}{policy}.{_ENDINGS[form]}"

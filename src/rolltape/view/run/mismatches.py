@@ -107,7 +107,6 @@ def find_mismatches(run: Run, location: Path, step: int) -> dict[str, Any] | Non
 
 
 def task_names(run: Run, rollouts: Collection[str]) -> dict[str, str | None]:
-    """The task of each rollout."""
     wanted = msgspec.json.encode(sorted(set(rollouts))).decode()
     query = "SELECT id, task FROM rollouts WHERE id IN (SELECT value FROM json_each(?))"
     return dict(run.tape_index.ask(lambda connection: connection.execute(query, (wanted,)).fetchall()))

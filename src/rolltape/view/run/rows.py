@@ -175,7 +175,6 @@ class Rows:
         return self.columns[name][row].item()
 
     def text(self, row: int, name: str) -> str | None:
-        """One text."""
         code: int = self.columns[name][row]
         return self.texts[name].values[code]
 

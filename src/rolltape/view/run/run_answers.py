@@ -49,8 +49,6 @@ def find_run_answers(runs: "Mapping[str, RunAnswers]", name: str) -> "RunAnswers
 
 
 class RunAnswers:
-    """Answers about a run."""
-
     def __init__(self, run: ServedRun) -> None:
         self.run = run
         self._listing: Listing | None = None

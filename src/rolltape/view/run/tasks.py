@@ -126,8 +126,9 @@ class TaskTable:
         return np.where(self.attempts > 0, best, np.nan)
 
     def _spread(self) -> Array:
-        squares = divided(self._sum(self._rewards**2), self.attempts)
-        return np.asarray(np.sqrt(np.maximum(squares - self.mean**2, 0)))
+        sizes = np.diff(self._first, append=len(self._rows))
+        deviations = np.where(self._has_reward, self._rewards - np.repeat(self.mean, sizes), 0)
+        return np.asarray(np.sqrt(divided(self._sum(deviations**2), self.attempts)))
 
     def _change(self) -> Array:
         """The mean reward of a task's last rewarded step minus that of its first; NaN if it has only one."""
@@ -178,7 +179,6 @@ class TaskTable:
 
 
 def build_tasks(listing: Listing, query: Query) -> dict[str, Any]:
-    """The table of tasks for a query."""
     return TaskTable(listing, parse_step(query), parse_number(query, "solved_at")).answer(query)
 
 

@@ -39,8 +39,6 @@ class UnreadableAction(Exception):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one step."""
-
     observation: Any
     info: Mapping[str, Any] = {}
     reward: float = 0.0

@@ -55,7 +55,6 @@ class VerifiersEnvironment:
         self._servers: list[_Server] = []
 
     def tasks(self, split: str | None) -> Iterator[Task]:
-        """The tasks of its own taskset."""
         if split is not None:
             raise TaskError(f"{self.name} has no splits; name one in the taskset's own settings, in a .toml file")
         for at, task in enumerate(self._taskset):

@@ -204,7 +204,6 @@ class ClusterMembers:
 
 
 def describe_ray_error(error: BaseException) -> str:
-    """A Ray error in one line."""
     cause = getattr(error, "cause", None)
     text = str(cause if isinstance(cause, Exception) else error).strip()
     return text.splitlines()[0] if text else type(error).__name__

@@ -42,8 +42,6 @@ class NodeSettings(NamedTuple):
 
 
 class NodeReady(NamedTuple):
-    """A node that is ready."""
-
     host: str
     facts: RunnerFacts
     left: frozenset[Key]  # rollouts of earlier processes here, published at the start
