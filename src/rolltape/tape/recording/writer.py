@@ -14,6 +14,7 @@ from rolltape.errors import ClosedError, NoSuchRollout, RecordError, TakenOverEr
 from rolltape.forking import call_in_child
 from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
 from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.records.trace import TraceStep
 from rolltape.records.turn import Delivery
 from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.launch import LaunchCheck
@@ -245,6 +246,12 @@ class _GroupData(msgspec.Struct):
     to: tuple[int, str, int] | None = None
 
 
+class _TraceData(TraceStep, frozen=True, kw_only=True):
+    index: int = 0  # `step` has it
+    step: int | None = None
+    amends: bool = False
+
+
 # Of the kinds that readers rely on.
 _RELIED_ON: dict[str, Any] = {
     EventKind.SCORE: _ScoreData,
@@ -254,6 +261,7 @@ _RELIED_ON: dict[str, Any] = {
     EventKind.COLLECT: _CollectData,
     EventKind.COLLECTED: _CollectedData,
     EventKind.GROUP: _GroupData,
+    EventKind.TRACE: _TraceData,
 }
 
 
