@@ -14,7 +14,7 @@ import rolltape
 from rolltape.errors import ClosedError, MisalignedError, NoSuchRollout, TapeWriteError
 from rolltape.records.turn import Delivery, Turn
 from rolltape.tape.journal.entries import Batch, RecordedTurn
-from rolltape.tape.journal.writing import Journal
+from rolltape.tape.journal.writing import Journal, Ticket
 from rolltape.tape.recording.session import SessionRecorder
 from taped import assistant, finished, first_fields, next_fields, next_turn, python, spelled_turn, user
 
@@ -190,9 +190,9 @@ def test_a_turn_submitted_while_the_one_before_it_fails_is_refused_too(
         lost = later(session, first, 1)
         submit = Journal.submit
 
-        def submit_late(journal: Journal, *entries: Any, **options: Any) -> Any:
+        def submit_late(journal: Journal, ticket: Ticket) -> None:
             journal.flush()  # as by another thread, when the second turn is coded already
-            return submit(journal, *entries, **options)
+            submit(journal, ticket)
 
         monkeypatch.setattr(Journal, "submit", submit_late)
         orphan = later(session, f"{session.id}.1", 2)  # type: ignore[arg-type]

@@ -1,15 +1,19 @@
 """Damaged journals: what is readable is recovered and is what was written; what is not is named."""
 
+import itertools
 import random
 import shutil
 import sqlite3
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rolltape
 from rolltape.errors import DamagedTapeError, NewerTapeError
+from rolltape.tape.journal.reading import JournalSource
 from taped import assistant, first_turn, next_turn, record_run, record_session, spelled, spelled_turn, user
 
 
@@ -303,6 +307,30 @@ def test_a_rollout_in_progress_is_no_problem(tmp_path: Path) -> None:
         record_session(rollout, 3)
         assert tape.run().problems() == []
         rollout.finish()
+
+
+def test_what_is_recorded_between_two_reads_of_a_check_is_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_rows = JournalSource._rows
+    tape = rolltape.open(tmp_path / "run")
+    numbers = itertools.count()
+
+    def record() -> None:
+        with tape.rollout(task_id="a", attempt=next(numbers)) as rollout:
+            record_session(rollout, 2)
+            rollout.finish()
+
+    def rows(source: JournalSource, *what: Any, **options: Any) -> Iterator[tuple[Any, ...]]:
+        yield from read_rows(source, *what, **options)
+        record()
+
+    record()
+    with tape:
+        run = tape.run()
+        run.index()
+        monkeypatch.setattr(JournalSource, "_rows", rows)
+        assert run.problems() == []
 
 
 @pytest.mark.parametrize("table", ["rollouts", "events"])

@@ -166,6 +166,9 @@ def test_what_is_said_of_a_turn_that_is_not_there_is_refused(tmp_path: Path) -> 
         (EventKind.COLLECT, {"settings": {"step": 0, "group_size": 2}}, "missing required field `source`"),
         (EventKind.COLLECTED, {"step": "0"}, "Expected `int`, got `str`"),
         (EventKind.VERSION, {"version": 7}, "Expected `str`, got `int`"),
+        (EventKind.TRACE, {"step": "0"}, "Expected `int | null`, got `str`"),
+        (EventKind.TRACE, {"step": 0, "turns": 5}, "Expected `array`, got `int`"),
+        (EventKind.TRACE, None, "Expected `object`, got `null`"),
     ],
 )
 def test_an_event_that_readers_could_not_read_is_refused(

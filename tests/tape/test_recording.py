@@ -240,6 +240,7 @@ BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"reply": assistant("") | {"x": nested(900)}}, NotJsonError, "reply cannot be JSON: it is nested more than 200"),
     ({"prompt_ids": [2, True]}, RecordError, "prompt_ids[1] is True, no integer; a token id is one"),
     ({"prompt_ids": (0, np.False_)}, RecordError, "prompt_ids[1] is False, no integer; a token id is one"),
+    ({"prompt_ids": np.array([1, 2], object)}, RecordError, "prompt_ids is an array of objects; give a list"),
     ({"prompt_ids": [2**70]}, RecordError, f"prompt_ids[0] is {2**70}; a token id lies in"),
     ({"prompt_ids": [2**63, -1]}, RecordError, f"prompt_ids[0] is {2**63}; a token id lies in"),
 ]

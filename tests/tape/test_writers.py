@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import inspect
+import itertools
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -16,7 +20,11 @@ import rolltape
 from rolltape.errors import ClosedError, TapeWriteError
 from rolltape.records.rollout import Status
 from rolltape.tape.journal.entries import Batch, encode_event
-from rolltape.tape.journal.writing import Journal
+from rolltape.tape.journal.writing import Journal, Ticket
+from rolltape.tape.recording.rollout import RolloutRecorder
+from rolltape.tape.recording.session import SessionRecorder
+from rolltape.tape.recording.tape import Tape
+from rolltape.tape.recording.writer import TapeWriter
 from rolltape.tape.rundir import RunDirectory
 from taped import (
     finished,
@@ -320,7 +328,9 @@ def test_submitted_entries_are_durable_after_a_flush(tmp_path: Path) -> None:
     record_run(tmp_path / "run", rollouts=1)
     journal = Journal(RunDirectory.opened(tmp_path / "run"))
     event = encode_event("version", None, {"version": "v"})
-    tickets = [journal.submit(event) for _ in range(10)]
+    tickets = [Ticket([event]) for _ in range(10)]
+    for ticket in tickets:
+        journal.submit(ticket)
     assert not any(ticket.done for ticket in tickets)
     journal.flush()
     assert all(ticket.done for ticket in tickets)
@@ -337,38 +347,76 @@ def test_what_cannot_be_written_does_not_take_others_with_it(tmp_path: Path) -> 
         def write(self, batch: Batch) -> None:
             batch.rows["events"].append((batch.next_event, None, 0))
 
-    fine, bad, also_fine = (journal.submit(one) for one in (event, Bodyless(), event))
-    journal.flush()
-    assert (fine.stored, bad.stored, also_fine.stored) == (True, False, True)
+    fine, bad, also_fine = (Ticket([one]) for one in (event, Bodyless(), event))
+    journal.submit(fine)
+    journal.submit(also_fine)
     with pytest.raises(TapeWriteError, match="NOT NULL"):
-        journal.wait(bad)
+        journal.store(bad)
+    assert (fine.stored, bad.stored, also_fine.stored) == (True, False, True)
     journal.close()
     assert rolltape.read(tmp_path / "run").problems() == []
 
 
-def test_an_interrupt_leaves_the_session_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Journal._commit_queued
+class InterruptAt:
+    """A profiler that raises KeyboardInterrupt at one of the places where Python handles signals in the recorder."""
 
-    def after_writing(self: Journal) -> None:
-        plain(self)
-        raise KeyboardInterrupt
+    def __init__(self, number: int) -> None:
+        self._left = number
 
-    def before_writing(self: Journal) -> None:
-        raise KeyboardInterrupt
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and Path(frame.f_code.co_filename) in _RECORDER:
+            self._left -= 1
+            if not self._left:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
 
-    with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="a") as rollout:
-        session = rollout.session()
-        turn = first_turn(session)
-        for interrupted in (after_writing, before_writing):
-            monkeypatch.setattr(Journal, "_commit_queued", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                next_turn(session, turn)
-            monkeypatch.setattr(Journal, "_commit_queued", plain)
-        next_turn(session, turn, 5)
-        rollout.finish()
-        read = tape.run().rollout(rollout.id)
-        assert [one.sampled_ids.tolist() for one in read.turns] == [[4, 5], [20, 21, 22], [25, 21, 22]]
-        assert tape.run().problems() == []
+
+_RECORDER = {Path(inspect.getfile(one)) for one in (Journal, SessionRecorder, RolloutRecorder, TapeWriter)}
+
+
+def _record(tape: Tape, task: str) -> None:
+    with tape.rollout(task_id=task) as rollout:
+        record_session(rollout, 1)
+        rollout.finish(reward=1.0)
+
+
+def _record_in_loop(tape: Tape, task: str) -> None:
+    async def record() -> None:
+        with tape.rollout(task_id=task) as rollout:
+            session = rollout.session()
+            await asyncio.gather(*(session.record_turn_async(**first_fields()) for _ in range(2)))
+
+    asyncio.run(record())
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize("act", [_record, _record_in_loop])
+def test_an_interrupt_at_any_moment_leaves_the_tape_usable(act: Callable[[Tape, str], None], tmp_path: Path) -> None:
+    tape = rolltape.open(tmp_path / "run")
+    open_rollout = tape.rollout(task_id="open")
+    session = open_rollout.session()
+    turn = first_turn(session)
+    for number in itertools.count(1):
+        sys.setprofile(InterruptAt(number))
+        try:
+            act(tape, f"task {number}")
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+        finally:
+            sys.setprofile(None)
+        turn = next_turn(session, turn, number)
+        tape.rollout(task_id=f"task {number}", new_try=True).finish()
+        if not interrupted:
+            break
+    assert number > 100
+    open_rollout.finish()
+    tape.close()
+    run = rolltape.read(tmp_path / "run")
+    assert run.problems() == []
+    assert {row.outcome.status for row in run.index()} <= {Status.FINISHED, Status.FAILED}
+    assert run.rollout(open_rollout.id).turns[-1].id == turn.id
 
 
 def test_the_same_try_in_two_journals_is_named_and_the_first_counts(tmp_path: Path) -> None:

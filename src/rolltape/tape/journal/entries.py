@@ -102,6 +102,11 @@ class Batch:
                 values = ", ".join("?" * len(rows[0]))
                 connection.executemany(f"INSERT INTO {table} VALUES ({values})", rows)
 
+    def is_in(self, connection: sqlite3.Connection) -> bool:
+        """Whether the rows are in the database: all of them or none. The key of the first row is a new one."""
+        table, rows = next((one for one in self.rows.items() if one[1]), ("", []))
+        return not rows or bool(connection.execute(f"SELECT 1 FROM {table} WHERE rowid = ?", rows[0][:1]).fetchall())
+
 
 class Entry(Protocol):
     """Something that can be appended."""

@@ -319,14 +319,22 @@ class JournalSource:
                 yield from reader.messages(keys if reply is None else keys + array("q", [reply]).tobytes())
 
     def check_whole(self) -> None:
-        """Note rows without a readable owner, and counts that do not agree."""
+        """Note rows without a readable owner, and counts that do not agree, as they are at one moment."""
+        self._connection.execute("BEGIN")
+        try:
+            self._check_rows()
+        finally:
+            self.unpin()
+
+    def _check_rows(self) -> None:
         heads = list(self.heads())
         keys, rows = {found.head.key for found in heads}, {found.row for found in heads}
-        for rollout, sessions in self._sessions.items():
+        by_rollout = self._intact_sessions(self._rows(_SESSION_COLUMNS, "sessions", "pk", "sessions"))
+        for rollout, sessions in by_rollout.items():
             if rollout not in rows:
                 names = ", ".join(_session_name(raw) for _, _, raw in sessions)
                 self._problem(f"the rollout of session {names} is missing", f"session {names}")
-        known = {pk for sessions in self._sessions.values() for pk, _, _ in sessions}
+        known = {pk for sessions in by_rollout.values() for pk, _, _ in sessions}
         counts: dict[int, int] = {}
         for (pk,) in self._rows_of_keys():
             counts[pk >> SEQUENCE_BITS] = counts.get(pk >> SEQUENCE_BITS, 0) + 1

@@ -48,7 +48,7 @@ class Ticket:
     It is settled once, by the thread that writes it, which then calls `settled`.
     """
 
-    __slots__ = ("_settled", "after", "done", "entries", "error", "rollout")
+    __slots__ = ("after", "done", "entries", "error", "rollout", "settled")
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Ticket:
         self.after = after  # refused if that ticket is refused
         self.done = False
         self.error: BaseException | None = None
-        self._settled = settled
+        self.settled = settled
 
     @property
     def stored(self) -> bool:
@@ -77,8 +77,8 @@ class Ticket:
     def settle(self, error: BaseException | None = None) -> None:
         """Note how it ended: with this error, or, if None, on the disk."""
         self.error, self.done, self.after = error, True, None
-        if self._settled is not None:
-            self._settled(self)
+        if self.settled is not None:
+            self.settled(self)
 
 
 class Journal:
@@ -100,6 +100,7 @@ class Journal:
             raise TapeWriteError(f"journal {self.path}: cannot be made: {error}") from error
         self._queue: deque[Ticket] = deque()
         self._commit_lock = threading.Lock()
+        self._in_doubt: tuple[Batch, Sequence[Ticket]] | None = None  # an interrupt may come while it is committed
         self._known: dict[bytes, int] = {}
         self._next_content = 1
         self.next_event = 0
@@ -117,46 +118,40 @@ class Journal:
             self._last_ns = max(time.time_ns(), self._last_ns + 1, after_ns + 1)
             return self._last_ns
 
-    def append(self, *entries: Entry, rollout: Key | None = None) -> None:
-        """Store entries together. It returns when they are durable. See `submit`."""
-        self.wait(self.submit(*entries, rollout=rollout))
+    def append(self, *entries: Entry, rollout: Key | None = None, stored: Callable[[], None] | None = None) -> None:
+        """Store entries together, and call `stored`. It returns when they are durable.
 
-    def submit(
-        self,
-        *entries: Entry,
-        rollout: Key | None = None,
-        after: Ticket | None = None,
-        settled: Callable[[Ticket], None] | None = None,
-    ) -> Ticket:
-        """Queue entries without waiting. They are durable once `wait` on the ticket, or `flush`, returns.
-
-        They are refused if another writer took over `rollout`, or if `after` is refused.
+        If an interrupt comes when they are on the disk already, `stored` is called too, perhaps twice.
         """
-        if self._closed:
-            raise ClosedError(f"journal {self.path}: the tape is closed; open it again to record more")
-        ticket = Ticket(entries, rollout, after, settled)
-        self._queue.append(ticket)
-        return ticket
+        ticket = Ticket(entries, rollout, settled=stored and (lambda ticket: stored() if ticket.stored else None))
+        self.store(ticket)
 
-    def wait(self, ticket: Ticket) -> None:
-        """Return when the ticket is durable; raise if it could not be written."""
-        if not ticket.done:
-            try:
-                # The thread that gets the lock writes all that is queued. Threads that waited find their entries done.
-                with self._commit_lock:
-                    if not ticket.done:
-                        self._commit_queued()
-            except BaseException as interrupt:
-                self._withdraw(ticket, interrupt)
-                raise
+    def store(self, ticket: Ticket) -> None:
+        """Queue a ticket, and return when it is durable. Raise if it could not be written, or is interrupted before."""
+        try:
+            self.submit(ticket)
+            # The thread that gets the lock writes all that is queued. Threads that waited find their entries done.
+            with self._commit_lock:
+                if not ticket.done:
+                    self._commit_queued()
+        except BaseException as interrupt:
+            self.withdraw(ticket, interrupt)
+            raise
         if ticket.error is not None:
             raise ticket.error
 
-    def _withdraw(self, ticket: Ticket, interrupt: BaseException) -> None:
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a ticket without waiting. It is settled when `flush` returns."""
+        if self._closed:
+            raise ClosedError(f"journal {self.path}: the tape is closed; open it again to record more")
+        self._queue.append(ticket)
+
+    def withdraw(self, ticket: Ticket, interrupt: BaseException) -> None:
         """Take back the ticket of an interrupted caller, if it is not written yet."""
         with self._commit_lock:
             if not ticket.done:
-                self._queue.remove(ticket)
+                with contextlib.suppress(ValueError):  # it was not queued yet
+                    self._queue.remove(ticket)
                 ticket.settle(interrupt)
 
     def flush(self) -> None:
@@ -165,21 +160,20 @@ class Journal:
             with self._commit_lock:
                 self._commit_queued()
 
-    def submit_async(
-        self, value: T, *entries: Entry, rollout: Key | None = None, after: Ticket | None = None
-    ) -> tuple[Ticket, asyncio.Future[T]]:
-        """As `submit`, from a coroutine: entries are committed with all that its loop submits in this tick.
+    def submit_async(self, ticket: Ticket, value: T) -> asyncio.Future[T]:
+        """As `submit`, from a coroutine: the ticket is written with all that its loop submits in this tick.
 
-        The future returns `value` when they are durable, or raises why they could not be written. Cancelling it takes
-        nothing back.
+        The future returns `value` when it is durable, or raises why it could not be written. Cancelling the future
+        takes nothing back.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        ticket = self.submit(*entries, rollout=rollout, after=after, settled=partial(_resolve_anywhere, future, value))
+        ticket.settled = partial(_resolve_anywhere, future, value)
+        self.submit(ticket)
         if self._due is not loop:
-            self._due = loop
             loop.call_soon(self._commit_tick, loop)
-        return ticket, future
+            self._due = loop
+        return future
 
     def _commit_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._waits_for_disk:
@@ -199,17 +193,17 @@ class Journal:
             loop.call_soon(self._commit_tick, loop)
 
     def _commit_queued(self) -> None:
-        waiting: list[Ticket] = []
-        while self._queue:
-            waiting.append(self._queue.popleft())
+        waiting = self._queue.copy()
         try:
             if not self._written(waiting):
                 for ticket in waiting:  # a ticket that cannot be written must not stop the others
                     self._written([ticket])
         except BaseException:
-            self._roll_back()
-            self._queue.extendleft(ticket for ticket in reversed(waiting) if not ticket.done)
+            self._resolve_doubt()
             raise
+        finally:
+            while self._queue and self._queue[0].done:
+                self._queue.popleft()
 
     def _written(self, tickets: Sequence[Ticket]) -> bool:
         """Write the tickets that are not settled, in one transaction. A single ticket that fails is refused."""
@@ -225,22 +219,35 @@ class Journal:
             if self._has_new_fences() and any(ticket.rollout in self._fences for ticket in tickets):
                 self._roll_back()
                 return self._written(tickets)  # tickets of fenced rollouts are refused now, the others are written
+            self._in_doubt = batch, tickets
             batch.insert(self._connection)
             self._connection.execute("COMMIT")
         except _UNWRITABLE as error:
             self._roll_back()
+            self._in_doubt = None
             if len(tickets) == 1:
                 tickets[0].settle(self._refusal(f"{error}; this was not recorded, all before it was", error))
             return False
+        self._note_committed(batch, tickets)
+        return True
+
+    def _note_committed(self, batch: Batch, tickets: Sequence[Ticket]) -> None:
+        """Count what is on the disk now, and settle its tickets. After an interrupt, it begins anew."""
         self._next_content, self.next_event = batch.next_content, batch.next_event
-        for table in self._rows:
-            self._rows[table] += len(batch.rows[table])
         self._remember(batch.fresh)
         for ticket in tickets:
-            ticket.done = True  # all before any is reported: after an interrupt, none may be written twice
-        for ticket in tickets:
             ticket.settle()
-        return True
+        rows = {table: count + len(batch.rows[table]) for table, count in self._rows.items()}
+        self._rows, self._in_doubt = rows, None
+
+    def _resolve_doubt(self) -> None:
+        """After an interrupt: find out whether the last transaction was committed."""
+        self._roll_back()
+        if self._in_doubt is not None:
+            batch, tickets = self._in_doubt
+            if batch.is_in(self._connection):
+                self._note_committed(batch, tickets)
+            self._in_doubt = None
 
     def _has_new_fences(self) -> bool:
         """Read the fences, inside a transaction, if another connection has written since the last time."""
@@ -270,7 +277,8 @@ class Journal:
 
     def _is_settled(self, ticket: Ticket) -> bool:
         try:
-            self.refuse_taken(ticket.rollout)
+            if not ticket.done:
+                self.refuse_taken(ticket.rollout)
         except TakenOverError as error:
             ticket.settle(error)
         if not ticket.done and ticket.is_orphan:

@@ -187,7 +187,7 @@ def _odd_number(items: Sequence[object], where: str, kind: str) -> RecordError:
             return RecordError(f"{where}[{at}] is {shown(number)}, no integer; {kind} is one")
         if not 0 <= number <= _MAX_INT32:
             return RecordError(f"{where}[{at}] is {shown(number)}; {kind} lies in [0, {_MAX_INT32}]")
-    return RecordError(f"{where} holds no integers; {kind} is one")
+    return RecordError(f"{where} is an array of objects; give a list, or an array of an integer type")
 
 
 def as_logprobs(value: object, where: str) -> tuple[Logprobs, bool]:

@@ -10,7 +10,7 @@ from rolltape.errors import ClosedError, RecordError, TakenOverError, TapeWriteE
 from rolltape.records.ids import session_id
 from rolltape.records.jsonable import as_float
 from rolltape.records.rollout import Event, EventKind, RolloutHead, SessionHead, Status, StopReason
-from rolltape.records.turn import LogprobKind
+from rolltape.records.turn import LogprobKind, weight_versions
 from rolltape.tape.journal.entries import EndedRollout, LoggedEvent, StartedSession, encode_event
 from rolltape.tape.journal.writing import Journal, OpenRollout, Ticket, running_loop
 from rolltape.tape.recording.fields import as_count, as_ids, as_member, as_settings, as_text
@@ -136,9 +136,13 @@ class RolloutRecorder:
                 logprob_kind=logprob_kind,
             )
             key = journal.new_session()
-            journal.append(StartedSession(key, self._open.row, intake.head), rollout=self._open.key)
             session = SessionRecorder(self._writer, self._open, key, intake)
-            self._sessions.append(session)
+
+            def stored() -> None:
+                self._sessions[ordinal:] = [session]
+
+            started = StartedSession(key, self._open.row, intake.head)
+            journal.append(started, rollout=self._open.key, stored=stored)
             return session
 
     def finish(
@@ -188,14 +192,19 @@ class RolloutRecorder:
                 data["stop_reason"] = stop_reason.value
             data["reason"] = as_text(reason, f"rollout {self.id}: reason")
             data["turns"] = list(self.turn_counts())
-            data["sampled_tokens"] = sum(session.sampled_tokens for session in self._sessions)
-            data["versions"] = list({version: None for session in self._sessions for version in session.versions})
+            turns = [turn for session in self._sessions for turn in session.turns]
+            data["sampled_tokens"] = sum(len(turn.sampled_ids) for turn in turns)
+            data["versions"] = weight_versions(turns)
             finish = self.encode_event(EventKind.FINISH, data)
             scored = None
             if score is not None:
                 scored = encode_event(EventKind.SCORE, self._open.key, score, after_ns=after_ns)
-            journal.append(EndedRollout(self._open.row, finish, scored), rollout=self._open.key)
-            self._open.ended = status.value
+
+            def stored() -> None:
+                self._open.ended = status.value
+
+            ended = EndedRollout(self._open.row, finish, scored)
+            journal.append(ended, rollout=self._open.key, stored=stored)
             self._writer.ended(self.head, self._open.row, self._first_event)
 
     def encode_event(self, kind: EventKind, data: dict[str, Any]) -> LoggedEvent:
@@ -207,14 +216,13 @@ class RolloutRecorder:
 
         It is refused if `after` was refused. On an event loop, only the ticket shows this.
         """
-        journal = self._open.check("an event")
+        journal, ticket = self._open.check("an event"), Ticket([event], self._open.key, after)
         if running_loop() is not None:
-            ticket, future = journal.submit_async(None, event, rollout=self._open.key, after=after)
+            future = journal.submit_async(ticket, None)
             # No caller awaits the future, and asyncio would warn about an error that was never read. The ticket has it.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         else:
-            ticket = journal.submit(event, rollout=self._open.key, after=after)
-            journal.wait(ticket)
+            journal.store(ticket)
         return ticket
 
     def earlier_events(self) -> tuple[Event, ...]:

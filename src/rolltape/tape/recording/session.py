@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import EventKind, SessionHead
-from rolltape.records.turn import Delivery, Finish, Turn, weight_versions
+from rolltape.records.turn import Delivery, Finish, Turn
 from rolltape.tape.journal.entries import MAX_TURNS, CodedTurn, LoggedEvent, RecordedTurn, encode_event, facts_json
 from rolltape.tape.journal.writing import Journal, OpenRollout, Ticket
 from rolltape.tape.recording.fields import TurnFields, as_member
@@ -38,14 +38,10 @@ class SessionRecorder:
         self._writer = writer
         self._rollout = rollout
         self._key = key
-        self._intake = intake  # its last turns, one per open ticket, may still be refused
-        self._tickets: deque[Ticket] = deque()
+        self._intake = intake  # its turns from `turn_count` on may still be refused
+        self._tickets: deque[tuple[int, Ticket]] = deque()  # of those turns, with their sequence numbers
         self.lock = threading.RLock()
-        self.turn_count = 0
-        self.sampled_tokens = 0
-        self.versions: dict[str, None] = {}
-        for turn in intake.turns:
-            self._count(turn)
+        self.turn_count = len(intake.turns)
 
     @property
     def id(self) -> str:
@@ -138,11 +134,13 @@ class SessionRecorder:
             )
         """
         with self.lock:
-            journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket = journal.submit(entry, rollout=self._rollout.key, after=self._last_ticket())
-            self._expect(coded, ticket)
+            journal, coded, ticket = self._coded(finish=finish, **fields)
             try:
-                journal.wait(ticket)
+                self._expect(coded, ticket)
+                journal.store(ticket)
+            except BaseException as interrupt:
+                journal.withdraw(ticket, interrupt)
+                raise
             finally:
                 # If an interrupt comes when the turn is on the disk already, the turn is part of the session.
                 self.settle()
@@ -159,12 +157,14 @@ class SessionRecorder:
             turn = await session.record_turn_async(after=first, new_messages=[…], new_prompt_ids=[…], …)
         """
         with self.lock:
-            journal, coded, entry = self._coded(finish=finish, **fields)
-            ticket, future = journal.submit_async(
-                coded.turn, entry, rollout=self._rollout.key, after=self._last_ticket()
-            )
-            self._expect(coded, ticket)
-            return future
+            journal, coded, ticket = self._coded(finish=finish, **fields)
+            try:
+                self._expect(coded, ticket)
+                return journal.submit_async(ticket, coded.turn)
+            except BaseException as interrupt:
+                journal.withdraw(ticket, interrupt)
+                self.settle()
+                raise
 
     def mark_delivered_async(self, turn: Turn, delivery: Delivery | str = Delivery.DELIVERED) -> asyncio.Future[None]:
         """As `Tape.mark_delivered_async`, for a turn of this session."""
@@ -174,7 +174,7 @@ class SessionRecorder:
             return self._writer.submit_delivery(turn.id, delivery)
         event = self.encode_delivery(turn.id, delivery)
         self._rollout.journal.check_open(f"turn {turn.id}: its rollout")
-        return self._rollout.journal.submit_async(None, event, rollout=self._rollout.key)[1]
+        return self._rollout.journal.submit_async(Ticket([event], self._rollout.key), None)
 
     def encode_delivery(self, turn_id: str, delivery: Delivery | str) -> LoggedEvent:
         """The event that records whether the reply of a turn arrived, while the rollout is open.
@@ -184,39 +184,35 @@ class SessionRecorder:
         data = {"delivery": as_member(Delivery, delivery, f"turn {turn_id}").value}
         return encode_event(EventKind.DELIVERY, self._rollout.key, data, turn=turn_id)
 
-    def _coded(self, **fields: Any) -> tuple[Journal, CodedTurn, RecordedTurn]:
+    def _coded(self, **fields: Any) -> tuple[Journal, CodedTurn, Ticket]:
         self.settle()
         where = f"turn {self.id}.{len(self._intake.turns)}"
         journal = self._rollout.check(where)
         if len(self._intake.turns) >= MAX_TURNS:
             raise RecordError(f"{where}: a session holds {MAX_TURNS} turns; open another one")
         coded = self._intake.code(**fields)
-        return journal, coded, RecordedTurn(self._key, coded, facts_json(coded.turn.facts, where))
-
-    def _last_ticket(self) -> Ticket | None:
-        return self._tickets[-1] if self._tickets else None
+        entry = RecordedTurn(self._key, coded, facts_json(coded.turn.facts, where))
+        before = self._tickets[-1][1] if self._tickets else None
+        return journal, coded, Ticket([entry], self._rollout.key, before)
 
     def _expect(self, coded: CodedTurn, ticket: Ticket) -> None:
         """Treat a turn as part of the session until its ticket is refused."""
+        self._tickets.append((coded.turn.sequence, ticket))
         self._intake.accept(coded)
-        self._tickets.append(ticket)
 
     @property
     def is_writing(self) -> bool:
         """Whether turns are on their way to the disk."""
-        return bool(self._tickets) and not self._tickets[-1].done
+        return bool(self._tickets) and not self._tickets[-1][1].done
 
     def settle(self) -> None:
         """Count the turns that are on the disk by now. If a turn was refused, it and all later turns are taken back."""
-        while self._tickets and self._tickets[0].done:
-            if self._tickets.popleft().stored:
-                self._count(self._intake.turns[self.turn_count])
+        while self._tickets and self._tickets[0][1].done:
+            sequence, ticket = self._tickets[0]
+            if ticket.stored:
+                self.turn_count = sequence + 1
+                self._tickets.popleft()
             else:
                 # Later tickets are refused too: each one builds on the one before.
+                self._intake.take_back(sequence)
                 self._tickets.clear()
-                self._intake.take_back(self.turn_count)
-
-    def _count(self, turn: Turn) -> None:
-        self.turn_count += 1
-        self.sampled_tokens += len(turn.sampled_ids)
-        self.versions |= dict.fromkeys(weight_versions([turn]))

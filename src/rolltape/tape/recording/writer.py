@@ -14,11 +14,12 @@ from rolltape.errors import ClosedError, NoSuchRollout, RecordError, TakenOverEr
 from rolltape.forking import call_in_child
 from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
 from rolltape.records.rollout import EventKind, RolloutHead
+from rolltape.records.trace import TraceStep
 from rolltape.records.turn import Delivery
 from rolltape.tape.index.index import NamedTries
 from rolltape.tape.index.launch import LaunchCheck
 from rolltape.tape.journal.entries import LoggedEvent, NewEvent, StartedRollout, StartedSession, encode_event
-from rolltape.tape.journal.writing import Durability, Journal
+from rolltape.tape.journal.writing import Durability, Journal, Ticket
 from rolltape.tape.recording.fields import as_count, as_member, as_text
 from rolltape.tape.recording.intake import SessionIntake
 from rolltape.tape.recording.rollout import RolloutRecorder
@@ -75,9 +76,13 @@ class TapeWriter:
         row = journal.next_rollout
         keyed = [(journal.new_session(), intake) for intake in sessions]
         entries = [StartedSession(session, row, intake.head) for session, intake in keyed]
-        journal.append(StartedRollout(row, head), *entries, rollout=head.key)
-        journal.next_rollout += 1
-        recorder = self._open[head.key] = RolloutRecorder(self, journal, row, head, keyed)
+        recorder = RolloutRecorder(self, journal, row, head, keyed)
+
+        def stored() -> None:
+            journal.next_rollout = row + 1
+            self._open[head.key] = recorder
+
+        journal.append(StartedRollout(row, head), *entries, rollout=head.key, stored=stored)
         return recorder
 
     def ended(self, head: RolloutHead, row: int, first_event: int) -> None:
@@ -93,7 +98,7 @@ class TapeWriter:
                 return
             try:
                 if self._journal.pid == os.getpid():
-                    for recorder in list(self._open.values()):
+                    for recorder in [one for one in self._open.values() if one.is_open]:
                         with contextlib.suppress(TakenOverError):
                             recorder.fail("the tape was closed before it finished")
             finally:
@@ -154,7 +159,7 @@ class TapeWriter:
     def submit_delivery(self, turn_id: str, delivery: Delivery | str) -> asyncio.Future[None]:
         """Append a delivery from a coroutine. The future is done when it is durable."""
         journal, events, rollout = self.encode_delivery(turn_id, delivery)
-        return journal.submit_async(None, *events, rollout=rollout)[1]
+        return journal.submit_async(Ticket(events, rollout), None)
 
     def _find(self, name: str) -> NamedTries:
         """The rollout of an id, in any form that `Run.find` accepts, and its tries. Raises NoSuchRollout."""
@@ -241,6 +246,12 @@ class _GroupData(msgspec.Struct):
     to: tuple[int, str, int] | None = None
 
 
+class _TraceData(TraceStep, frozen=True, kw_only=True):
+    index: int = 0  # `step` has it
+    step: int | None = None
+    amends: bool = False
+
+
 # Of the kinds that readers rely on.
 _RELIED_ON: dict[str, Any] = {
     EventKind.SCORE: _ScoreData,
@@ -250,6 +261,7 @@ _RELIED_ON: dict[str, Any] = {
     EventKind.COLLECT: _CollectData,
     EventKind.COLLECTED: _CollectedData,
     EventKind.GROUP: _GroupData,
+    EventKind.TRACE: _TraceData,
 }
 
 
