@@ -4,6 +4,7 @@ import type { Num } from "../api/answers";
 import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
 import { float, number } from "../format";
+import { flat } from "../text/visible";
 import { sorted } from "../tasks/query";
 import type { ComparedTask, ComparisonAnswer, Letter } from "./answers";
 
@@ -69,7 +70,7 @@ export function firstComparison(r: string, runs: string[], steps: number[]): Rec
 const MEASURES: Record<string, string> = { reward: "mean reward", solved: "solved share", turns: "turns", tokens: "sampled tokens" };
 
 export function measureName(measure: string): string {
-  return MEASURES[measure] ?? measure.replace(/^term\./, "");
+  return MEASURES[measure] ?? flat(measure.replace(/^term\./, ""));
 }
 
 export function chance(p: Num): string {
