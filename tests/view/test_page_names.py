@@ -129,3 +129,18 @@ def test_a_run_without_token_ids_claims_nothing_about_ids(page: Page, tmp_path: 
         forks = page.locator("section.panel").filter(has_text="Forks by cause")
         expect(forks.locator("p")).to_have_text("No forks.")
         expect(page.get_by_role("list", name="The same in all rollouts")).not_to_contain_text("sampled tokens")
+
+
+def test_a_comparison_in_a_file_offers_nothing_that_needs_a_server(page: Page, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        with rolltape.open(tmp_path / name) as tape, tape.rollout(task_id="a", source=name) as rollout:
+            first_turn(rollout.session())
+            rollout.finish(reward=1.0)
+    runs = [str(tmp_path / name) for name in ("one", "other")]
+    assert rolltape_command(["view", *runs, "--static", str(tmp_path / "pages")]) == 0
+    page.goto((tmp_path / "pages" / "compare.html").as_uri())
+    expect(page.get_by_text("No task has the same source and id on both sides.")).to_be_visible()
+    expect(page.get_by_role("button", name="Pair tasks by their id alone")).to_have_count(0)
+    with page_over(tmp_path / "one") as address:
+        page.goto(f"{address}/compare?a=one&b=one")
+        expect(page.get_by_text("1 rollout is on both sides")).to_be_visible()
