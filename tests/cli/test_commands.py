@@ -40,6 +40,16 @@ def test_ls_leaves_rewards_that_are_not_finite_out_of_the_mean(cli: Cli, run: Pa
     assert summary == "4 rollouts, 4 finished, mean reward 0.5, 2 rewards not finite, 5 sampled tokens"
 
 
+def test_ls_says_that_a_rollout_is_ungraded_where_nobody_filtered_it(cli: Cli, tmp_path: Path) -> None:
+    with rolltape.open(tmp_path / "exp") as tape:
+        tape.rollout(task_id="a").finish(reason="ungraded: the judge is down")
+        filtered = tape.rollout(task_id="b")
+        filtered.finish(reward=1.0)
+        tape.filter(filtered.id, "too easy")
+    remarks = [line.split()[6] for line in cli("ls", tmp_path / "exp").out.splitlines()[1:3]]
+    assert remarks == ["(ungraded)", "(filtered)"]
+
+
 def test_ls_takes_filters_and_a_limit(cli: Cli, run: Path) -> None:
     assert len(rows(cli("ls", run, "--json", "--limit", 1))) == 1
     assert len(rows(cli("ls", run, "--json", "--step", 1, "--task", "t"))) == 2

@@ -55,6 +55,12 @@ def test_an_empty_run_is_named(cli: Cli, tmp_path: Path, command: list[str]) -> 
     assert result.err == f"rolltape: {tmp_path / 'new'}: the run holds no rollouts yet\n"
 
 
+def test_an_empty_run_has_no_pages(cli: Cli, tmp_path: Path) -> None:
+    rolltape.open(tmp_path / "new").close()
+    result = cli("view", tmp_path / "new", "--static", tmp_path / "pages")
+    assert result == (3, "", f"rolltape: {tmp_path / 'new'}: the run holds no rollouts yet\n")
+
+
 @pytest.mark.parametrize("command", READING, ids=lambda command: command[0])
 def test_a_newer_run_is_refused(cli: Cli, run: Path, command: list[str]) -> None:
     about = json.loads((run / "run.json").read_text())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rolltape.collect import Task
 from rolltape.collect.environments import AGENT, Ended, Score, environment_named, scoring
 from rolltape.collect.environments.scoring import last_number
-from rolltape.errors import NoSuchFunction, NotJsonError, TaskError
+from rolltape.errors import CollectError, NoSuchFunction, NotJsonError, TaskError
 from rolltape.records.rollout import StopReason
 
 PROBLEM = environment_named("problem")
@@ -165,7 +165,6 @@ async def test_file_that_is_not_there_is_wrong_and_says_so(tmp_path: Path) -> No
     assert found.reward == 0.0
     assert found.reward_data is not None
     assert found.reward_data["why"] == "out.txt cannot be read: No such file or directory"
-    assert await reward(task(check={"file": "out.txt", "exact": ""})) == 0.0
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "loop"])
@@ -251,6 +250,11 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
             "its check is 'fuzzy'; there are exact, number, regex, python:module:function, and objects",
         ),
         (
+            {"prompt": "a", "check": "fuzzy"},
+            "its check is 'fuzzy'; there are exact, number, regex, python:module:function, and objects",
+        ),
+        ({"messages": [{"role": "user"}], "answer": 1}, "its message 1 has the content None; give text"),
+        (
             {"prompt": "a", "check": {"exact": "b", "number": 1}},
             "its check has exact and number; give one of exact, number, regex, function, command",
         ),
@@ -275,6 +279,21 @@ def test_bad_task_is_told_precisely(data: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError) as caught:
         PROBLEM.check(Task(data=data))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("check", [{"command": "true"}, {"exact": "68", "file": "out.txt"}], ids=["command", "file"])
+async def test_an_agent_without_a_working_directory_gets_no_reward_for_what_is_checked_there(
+    check: dict[str, Any],
+) -> None:
+    episode = PROBLEM.begin(task(check=check), 1)
+    with pytest.raises(CollectError, match=r"left no working directory.*; give an --agent that is a program"):
+        await episode.score(AGENT, Ended(stop_reason=StopReason.COMPLETED, text="68"))
+
+
+def test_an_object_without_a_reward_is_no_score() -> None:
+    with pytest.raises(CollectError, match=r"python:a:f: the result \{'score': 1\} has no 'reward'; add it"):
+        scoring.parse_score({"score": 1}, "python:a:f")
+    assert scoring.parse_score({"reward": None, "why": "a"}, "f") == Score(reward=None, reward_data={"why": "a"})
 
 
 def test_function_that_is_not_there_is_told_before_anything_runs() -> None:

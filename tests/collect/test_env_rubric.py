@@ -1,6 +1,7 @@
 """Rubrics: a judge's grades become a reward; nonsense, errors and slowness leave the attempt ungraded, not worth 0."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from collect.fake_judge import FakeJudge, Says, in_turn
 from rolltape.collect import Task
 from rolltape.collect.environments import AGENT, Ended, Score, environment_named, judge
-from rolltape.errors import TaskError
+from rolltape.errors import CollectError, TaskError
 from rolltape.records.rollout import StopReason
 
 RUBRIC = environment_named("rubric")
@@ -126,6 +127,18 @@ async def test_endpoint_that_is_not_there_leaves_it_ungraded() -> None:
     found = await score(task("http://127.0.0.1:9/v1"))
     assert found.reward is None
     assert (found.ungraded or "").endswith("no connection (Connection refused); check that a server runs there")
+
+
+@pytest.mark.parametrize(("answer", "what"), [(None, "None, a NoneType"), ({"polite": 3}, "a dict")])
+async def test_judge_function_that_returns_no_text_is_named(answer: Any, what: str, tmp_path: Path) -> None:
+    (tmp_path / "silent.py").write_text(f"def judge(messages):\n    return {answer!r}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.syspath_prepend(tmp_path)
+        patch.delitem(sys.modules, "silent", raising=False)
+        asked = Task(data={"prompt": "Say hello.", "criteria": CRITERIA, "judge": "python:silent:judge"})
+        with pytest.raises(CollectError, match=rf"python:silent:judge: the judge answered .*{what}; return text"):
+            await score(asked)
 
 
 async def test_attempt_that_ran_into_a_limit_is_not_shown_to_the_judge() -> None:

@@ -39,11 +39,16 @@ async def test_status_finds_the_key_by_address_and_by_run(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with rig(run, keep_admin_key=True) as it:
+        await it.open()
         port = it.gateway.url.rpartition(":")[2]
         monkeypatch.chdir(tmp_path)
         for given in (it.gateway.url, f"http://localhost:{port}/", str(run), "run", "run/"):
             assert await status(given) == 0, given
-            assert "run run: running" in capsys.readouterr().out
+            shown = capsys.readouterr().out
+            assert "run run: running" in shown
+            assert [line.split("  ")[-1] for line in shown.splitlines() if "forks in" in line] == [
+                "0 forks in 1 session"
+            ]
         assert read_admin_key(run) == it.gateway.admin_key
     assert find_gateway(str(run)) is None
     assert await status("run") == 2

@@ -101,6 +101,22 @@ def test_a_wiped_page_loses_no_more_than_what_depends_on_it(tmp_path: Path) -> N
     assert sorted(lost)[len(lost) // 2] < len(written) // 2
 
 
+def test_rows_that_cannot_be_read_up_to_the_end_are_not_counted(tmp_path: Path) -> None:
+    long_run(tmp_path / "run")
+    path = journal(tmp_path / "run")
+    with sqlite3.connect(path) as opened:
+        ((root,),) = opened.execute("SELECT rootpage FROM sqlite_master WHERE name = 'turns'").fetchall()
+    opened.close()
+    broken = bytearray(path.read_bytes())
+    broken[(root - 1) * 4096 : root * 4096] = bytes(4096)
+    path.write_bytes(broken)
+    run = rolltape.read(tmp_path / "run")
+    run.index()
+    unread = [str(problem) for problem in run.problems() if "cannot be read" in str(problem)]
+    assert unread
+    assert all(" from 0 on cannot be read" in one for one in unread)
+
+
 def test_a_page_in_the_place_of_another_does_not_pass_for_it(tmp_path: Path) -> None:
     written = long_run(tmp_path / "run")
     path = journal(tmp_path / "run")

@@ -3,6 +3,7 @@
 import type { RunRow } from "./api/answers";
 import { json } from "./api/client";
 import { staticPage } from "./api/embedded";
+import { flat } from "./text/visible";
 
 const names = $state<Record<string, string>>({});
 let asked = false;
@@ -15,12 +16,12 @@ export function runName(r: string): string {
       () => undefined, // the view itself reports the error
     );
   }
-  return names[r] ?? staticPage?.name ?? r;
+  return flat(names[r] ?? staticPage?.name ?? r);
 }
 
 /** The label of a run; other runs may have the same name. */
 export function runLabel(run: RunRow): string {
-  return run.name === run.r ? run.name : `${run.name} (${run.r})`;
+  return flat(run.name === run.r ? run.name : `${run.name} (${run.r})`);
 }
 
 export function rememberNames(runs: RunRow[]): void {

@@ -123,3 +123,10 @@ export function fateFamily(fate: string): "trained" | "masked" | "dropped" {
 }
 
 export const POLICIES = ["exact", "keep-head", "slime"] as const;
+
+export const UNGRADED = "ungraded: ";
+
+/** Why a rollout is kept out of training, in a word: nobody could grade it, or somebody filtered it. */
+export function filterName(filter: string): string {
+  return filter.startsWith(UNGRADED) ? "ungraded" : "filtered";
+}

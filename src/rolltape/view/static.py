@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rolltape.errors import ViewError
+from rolltape.errors import TapeError
 from rolltape.records.rollout import Annotations
 from rolltape.tape.stored import Key
 from rolltape.view.answers import MOST_ROWS, encode_answer
@@ -50,7 +50,7 @@ class StaticPages:
         """The rows of the rollouts with these ids, or all rows without ids."""
         rows = self._run.state.rows
         if not len(rows):
-            raise ViewError(f"{self._run.location}: the run holds no rollouts yet")
+            raise TapeError(f"{self._run.location}: the run holds no rollouts yet")
         if not named:
             counting = {one: self._answers.row(one, None) for one in dict.fromkeys(rows.ids)}  # the tries that count
             return [row for row in self._answers.listing().order.tolist() if counting[rows.ids[row]] == row]

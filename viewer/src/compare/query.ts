@@ -5,6 +5,7 @@ import { json } from "../api/client";
 import { isStatic } from "../api/embedded";
 import { float, number } from "../format";
 import { pick, sorted } from "../query";
+import { flat } from "../text/visible";
 import type { ComparedTask, ComparisonAnswer, Letter } from "./answers";
 
 const SIDE = ["step", "version", "model", "agent", "environment", "source", "tag"] as const;
@@ -61,7 +62,7 @@ export function firstComparison(r: string, runs: string[], steps: number[]): Rec
 const MEASURES: Record<string, string> = { reward: "mean reward", solved: "solved share", turns: "turns", tokens: "sampled tokens" };
 
 export function measureName(measure: string): string {
-  return MEASURES[measure] ?? measure.replace(/^term\./, "");
+  return MEASURES[measure] ?? flat(measure.replace(/^term\./, ""));
 }
 
 export function chance(p: Num): string {

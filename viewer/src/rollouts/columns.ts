@@ -1,5 +1,6 @@
 /** The columns of the table: their names, widths and sort keys. */
 
+import { flat } from "../text/visible";
 import type { TermName } from "../words";
 
 export interface Heading {
@@ -18,9 +19,9 @@ export interface Column extends Heading {
 
 const MOST_TERMS = 6;
 const TERM_PX = 88;
-const PLAIN_PX = 1330; // the least width of all columns except those of terms
+const PLAIN_PX = 1346; // the least width of all columns except those of terms
 
-const REWARD: Column = { key: "reward", name: "Reward", width: "80px", sort: "reward", first: "down", right: true, term: "reward" };
+const REWARD: Column = { key: "reward", name: "Reward", width: "96px", sort: "reward", first: "down", right: true, term: "reward" };
 const COLUMNS: Column[] = [
   { key: "task", name: "Task", width: "minmax(150px, 1.6fr)", sort: "task", term: "task" },
   { key: "step", name: "Step", width: "56px", sort: "step", right: true, term: "step" },
@@ -44,7 +45,7 @@ export function shownTerms(terms: string[]): string[] {
 }
 
 export function columnsFor(terms: string[]): Column[] {
-  const own = shownTerms(terms).map((term): Column => ({ key: `term.${term}`, name: term, width: `${TERM_PX}px`, sort: `term.${term}`, first: "down", right: true, about: `${term}, a term of the reward` }));
+  const own = shownTerms(terms).map((term): Column => ({ key: `term.${term}`, name: flat(term), width: `${TERM_PX}px`, sort: `term.${term}`, first: "down", right: true, about: `${flat(term)}, a term of the reward` }));
   return [REWARD, ...own, ...COLUMNS];
 }
 

@@ -7,7 +7,7 @@ from rolltape.cli.options import JsonOption, RolloutFilter, RunArgument
 from rolltape.cli.parameters import option
 from rolltape.cli.runs import SelectedRollouts, open_run, report_problems
 from rolltape.cli.screen import SHORT_ID, count, number, plural, print_json, print_line, print_table
-from rolltape.records.rollout import Status
+from rolltape.records.rollout import UNGRADED, Status
 from rolltape.records.wording import reward_facts, token_fact
 from rolltape.tape.run import RolloutRow
 
@@ -74,7 +74,7 @@ def _summary(rows: Sequence[RolloutRow]) -> str:
 
 
 def _status(row: RolloutRow) -> str:
-    remarks = ["filtered"] if row.filtered is not None else []
+    remarks = [] if row.filtered is None else ["ungraded" if row.filtered.startswith(UNGRADED) else "filtered"]
     remarks += [f"{part} pruned" for part in row.pruned]
     remarks += [plural(row.notes, "note")] if row.notes else []
     return row.status + (f" ({', '.join(remarks)})" if remarks else "")

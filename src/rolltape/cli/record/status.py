@@ -7,6 +7,7 @@ from rolltape.cli.options import JsonOption
 from rolltape.cli.parameters import argument, option
 from rolltape.cli.screen import count, print_json, print_line, print_table, span
 from rolltape.errors import UsageError
+from rolltape.records.wording import plural
 
 _EXAMPLE = "http://127.0.0.1:8400"
 
@@ -88,7 +89,7 @@ def _print(answer: dict[str, Any]) -> None:
     stopped = counts.get("stop_kept", 0) + counts.get("stop_missing", 0)
     tokens_per_s, turns_per_s = rates["sampled_tokens_per_s"], rates["turns_per_s"]
     rows = [
-        ("open sessions", count(answer["sessions"]), f"{count(answer['in_flight'])} turns in flight"),
+        ("open sessions", count(answer["sessions"]), f"{plural(answer['in_flight'], 'turn')} in flight"),
         ("turns", counted("turns"), f"{turns_per_s:.1f} per second in the last minute"),
         ("sampled tokens", counted("sampled_tokens"), f"{tokens_per_s:.0f} per second in the last minute"),
         (
@@ -100,7 +101,7 @@ def _print(answer: dict[str, Any]) -> None:
         (
             "forks per session",
             f"{answer['forks_per_session']:.2f}",
-            f"{counted('forks')} forks in {counted('sessions')} sessions",
+            f"{plural(counts.get('forks', 0), 'fork')} in {plural(counts.get('sessions', 0), 'session')}",
         ),
         ("stop token kept", _share(counts.get("stop_kept", 0), stopped), "of replies that stopped"),
         ("undelivered", counted("undelivered"), "replies that the agent did not receive in full"),

@@ -13,7 +13,7 @@ import msgspec
 from rolltape.collect.environments.protocol import Message
 from rolltape.collect.environments.task_fields import PromptFields, build_opening, user_message
 from rolltape.collect.functions import call_function, function_named
-from rolltape.errors import EngineError, EngineFault, TaskError
+from rolltape.errors import CollectError, EngineError, EngineFault, TaskError
 from rolltape.gateway.engines.http import Connections, decoded
 from rolltape.gateway.engines.request_limit import RequestLimit, RequestQueue
 from rolltape.records.ids import digest_of
@@ -155,7 +155,7 @@ async def connect_judge(judge: Judge) -> AsyncIterator[JudgeClient]:
     """A client of a judge, for use inside the block."""
     if judge.function is not None:
         function = function_named(judge.function)
-        yield JudgeClient(judge, lambda messages: call_function(function, list(messages)))
+        yield JudgeClient(judge, lambda messages: _call_judge(judge.name, function, list(messages)))
         return
     key = os.environ.get(judge.key_env or KEY_VARIABLE)
     connections = Connections(str(judge.base_url), f"judge {judge.base_url}", api_key=key)
@@ -177,6 +177,13 @@ def find_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UnreadableAnswer(f"there is no JSON object in {shown(text)}")
     return found
+
+
+async def _call_judge(name: str, function: Callable[..., Any], messages: list[Message]) -> str:
+    answer = await call_function(function, messages)
+    if not isinstance(answer, str):
+        raise CollectError(f"{name}: the judge answered {shown(answer)}, a {type(answer).__name__}; return text")
+    return answer
 
 
 async def _complete(connections: Connections, judge: Judge, messages: Sequence[Message]) -> str:

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
 import msgspec
 
 from rolltape.collect.tasks import Task
-from rolltape.errors import RecordError
+from rolltape.errors import CollectError, RecordError
 from rolltape.gateway.wire import FoundByUrl
 from rolltape.records.jsonable import shown
 from rolltape.records.rollout import UNGRADED, StopReason
 
 Message = dict[str, Any]  # in chat form
 AGENT = "agent"  # the seat of an environment that has one
+NEEDS_PROGRAM = "give an --agent that is a program"
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -148,9 +149,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
             timeout_s: The command is ended after this time.
         """
         if self.checks is None:
-            raise RuntimeError(
-                "this agent left no working directory to run a command in; use an agent that is a program"
-            )
+            raise CollectError(f"this agent left no working directory to run a command in; {NEEDS_PROGRAM}")
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         return await self.checks.run(
             CheckCommand(words, files or {}, shipped or {}, keep, copies or {}, env or {}, stdin, timeout_s)

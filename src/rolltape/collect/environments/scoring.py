@@ -11,11 +11,11 @@ from typing import Any, Literal
 import msgspec
 import regex
 
-from rolltape.collect.environments.protocol import Ended, Score
+from rolltape.collect.environments.protocol import NEEDS_PROGRAM, Ended, Score
 from rolltape.collect.environments.task_fields import PromptFields, check_path, check_prompt
 from rolltape.collect.functions import PREFIX, call_function, current_time_limit, function_named
-from rolltape.errors import TaskError
-from rolltape.records.jsonable import as_float
+from rolltape.errors import CollectError, TaskError
+from rolltape.records.jsonable import as_float, shown
 from rolltape.records.rollout import StopReason
 
 Worth = float | Literal["check"]
@@ -69,8 +69,10 @@ def parse_score(value: object, where: str) -> Score:
     if isinstance(value, Score):
         return value
     if isinstance(value, Mapping):
+        if "reward" not in value:
+            raise CollectError(f"{where}: the result {shown(value)} has no 'reward'; add it, with None for no reward")
         given = dict(value)
-        reward = given.pop("reward", None)
+        reward = given.pop("reward")
         terms = {str(name): as_float(term, f"{where}: {name}") for name, term in given.pop("terms", {}).items()}
         return Score(
             reward=None if reward is None else as_float(reward, f"{where}: the reward"), terms=terms, reward_data=given
@@ -90,7 +92,7 @@ def read_submission(ended: Ended, file: str | None) -> Submission:
     if file is None:
         return Submission(ended.text)
     if ended.folder is None:
-        return Submission(missing=f"{file} is to be checked, and this agent has no working directory")
+        raise CollectError(f"{file} is to be checked, and this agent left no working directory; {NEEDS_PROGRAM}")
     path = os.path.realpath(ended.folder / file)
     if not Path(path).is_relative_to(os.path.realpath(ended.folder)):
         return Submission(missing=f"{file} leads out of the working directory")
@@ -176,6 +178,8 @@ def _check_by_answer(fields: CheckFields) -> AnswerCheck:
     how, answer = fields.check, fields.answer
     if isinstance(how, str) and how.startswith(PREFIX):
         return AnswerCheck(function=how)
+    if how is not None and how not in ("exact", "number", "regex"):
+        raise TaskError(f"its check is {how!r}; there are exact, number, regex, python:module:function, and objects")
     if answer is None:
         wanted = "neither an answer nor a check" if how is None else f"the check {how!r} and no answer"
         raise TaskError(f'it has {wanted}; add "answer" (text or a number), or a "check" that says what is right')
@@ -190,9 +194,7 @@ def _check_by_answer(fields: CheckFields) -> AnswerCheck:
                 f"its check is 'number', but there is no number in its answer {answer!r}; correct one of them"
             )
         return AnswerCheck(number=number)
-    if how in ("exact", "regex"):
-        return AnswerCheck(**{how: str(answer)})  # type: ignore[arg-type]
-    raise TaskError(f"its check is {how!r}; there are exact, number, regex, python:module:function, and objects")
+    return AnswerCheck(**{how: str(answer)})  # type: ignore[arg-type]
 
 
 def _validate(check: AnswerCheck) -> None:
@@ -245,8 +247,6 @@ def _time_limit(check: AnswerCheck) -> float:
 
 
 async def _run_command(check: AnswerCheck, command: str | list[str], entry: Mapping[str, Any], ended: Ended) -> Score:
-    if ended.checks is None:
-        return Score(reward=0.0, reward_data={"check": "command", "why": "this agent has no working directory"})
     end = await ended.run(
         command, files=check.files, shipped=entry.get("files") or {}, keep=check.keep, timeout_s=_time_limit(check)
     )

@@ -98,8 +98,9 @@ def _check_messages(messages: list[dict[str, Any]], system: str | None) -> None:
         if message.get("role") not in _ROLES:
             roles = ", ".join(_ROLES)
             raise TaskError(f"its message {number} has the role {shown(message.get('role'))}; there are {roles}")
-        if not isinstance(message.get("content"), str | list | None):
-            raise TaskError(f"its message {number} has the content {shown(message['content'])}; give text")
+        content = message.get("content")
+        if not isinstance(content, str | list | None) or (content is None and message["role"] != "assistant"):
+            raise TaskError(f"its message {number} has the content {shown(content)}; give text")
     if system is not None and messages[0]["role"] in ("system", "developer"):
         raise TaskError("it has a system text, and its messages begin with another; keep one of them")
 

@@ -7,6 +7,7 @@ from rolltape.collect.loops import BlockedTime
 from rolltape.gateway.sessions import OpenSession
 
 _SHARE = 0.1  # of an attempt's time: if the infrastructure took this share, a time-out is not the policy's
+_SEE_LOGS = "its output is in the folder logs of the run"
 
 
 def find_fault(
@@ -47,7 +48,7 @@ def _never_asked(outcome: AgentOutcome, sessions: Sequence[OpenSession], timeout
     if not (is_program or outcome.timed_out) or any(one.turns or one.recorder.turn_count for one in sessions):
         return None
     if outcome.timed_out:
-        return f"the agent had not asked the model anything when {timeout_s:g} s were over; its logs say why"
+        return f"the agent had not asked the model anything when {timeout_s:g} s were over; {_SEE_LOGS}"
     how = f"exit code {outcome.exit_code}" if outcome.signal is None else f"signal {outcome.signal}"
-    why = "its logs say why" if outcome.last_error is None else f"its last output: {outcome.last_error}"
+    why = _SEE_LOGS if outcome.last_error is None else f"its last output: {outcome.last_error}"
     return f"the agent ended with {how} before it had asked the model anything; {why}"

@@ -210,7 +210,7 @@ class JournalSource:
         for row in readable_rows(self._connection, columns, table, key, low, high, most):
             if isinstance(row, Hole):
                 first, last = (row.low - low, row.high - low) if table == "turns" else (row.low, row.high)
-                rows = f"{first} to {last}" if row.high < high else f"from {first} on"
+                rows = f"{first} to {last}" if row.high < min(high, most) else f"from {first} on"
                 self._problem(f"{what} {rows} cannot be read: {row.error}", f"{what} {rows}")
             else:
                 yield row
