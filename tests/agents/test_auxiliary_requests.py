@@ -24,6 +24,7 @@ def test_a_title_and_a_probe_are_recognized() -> None:
     for said in (
         "A short title (5 words) that says what the goal of this coding session is.",
         "Give a thread title only.",
+        "Generate concise conversation titles.",
     ):
         assert auxiliary_reason(ask({"role": "system", "content": said}, TASK), "Fix it.") == "session title"
     assert auxiliary_reason(ask({"role": "user", "content": "quota"}, max_tokens=1), "Fix it.") == "probe"

@@ -42,6 +42,46 @@ def test_a_blank_text_before_calls_is_none() -> None:
     assert match_echo(message(" \n", LS), message(None, LS)) == (EchoRule.TEXT_SPACED,)
 
 
+THOUGHT = message(None, LS, reasoning_content="Hm.")
+
+
+@pytest.mark.parametrize(
+    ("echo", "reply", "rules"),
+    [
+        (
+            message("<think>\nHm.\n</think>\n\nI look.", LS, PWD),
+            REPLY,
+            {EchoRule.REASONING_IN_TEXT, EchoRule.TEXT_SPACED},
+        ),
+        (message("<think>Hm.</think>I look.", LS, PWD), REPLY, {EchoRule.REASONING_IN_TEXT}),
+        (message("<thinking>Hm.</thinking>", LS), THOUGHT, {EchoRule.REASONING_IN_TEXT}),
+        (message("<think>\nHm.\n</think>\n\n\n", LS), THOUGHT, {EchoRule.REASONING_IN_TEXT, EchoRule.TEXT_SPACED}),
+        (message("Hm.", LS, reasoning_content="Hm."), THOUGHT, {EchoRule.REASONING_IN_TEXT}),
+        (message("Hm.", LS), THOUGHT, {EchoRule.REASONING_IN_TEXT, EchoRule.REASONING_DROPPED}),
+    ],
+)
+def test_thinking_that_comes_back_as_text_is_the_replys_thinking(
+    echo: Message, reply: Message, rules: set[EchoRule]
+) -> None:
+    assert set(match_echo(echo, reply) or ()) == rules
+
+
+@pytest.mark.parametrize(
+    ("echo", "reply"),
+    [
+        (message("<think>\nHa.\n</think>\n\nI look.", LS, PWD), REPLY),
+        (message("<think>\nHm.\n</think>\n\nI looked.", LS, PWD), REPLY),
+        (message("<think>Hm.", LS), THOUGHT),
+        (message("I look. <think>Hm.</think>", LS, PWD), REPLY),
+        (message("<think>Hm.</think>I look.", LS, PWD, reasoning_content="Ha."), REPLY),
+        (message("Hm.", LS, PWD), REPLY),
+        (message("Ha.", LS, reasoning_content="Hm."), THOUGHT),
+    ],
+)
+def test_text_that_says_something_else_than_the_thinking_is_a_rewritten_reply(echo: Message, reply: Message) -> None:
+    assert match_echo(echo, reply) is None
+
+
 @pytest.mark.parametrize(
     "other",
     [

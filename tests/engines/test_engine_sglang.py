@@ -292,12 +292,21 @@ async def test_a_reply_that_broke_off_comes_without_kept_ids() -> None:
         (b'{"output_ids": [1, 2', "JSON that cannot be read"),
         (b'{"meta_info": 5}', "JSON that cannot be read"),
         (b"", "JSON that cannot be read"),
+        (b'{"error": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON that cannot be read"),
     ],
 )
 async def test_an_answer_that_cannot_be_one_is_a_fault(given: Any, message: str) -> None:
     async with answering(given) as engine:
         with pytest.raises(EngineFault, match=message):
             await engine.generate(generation([1]))
+
+
+@pytest.mark.parametrize("likely", [-7, 2**31, 2**40])
+async def test_a_likely_id_that_no_vocabulary_has_is_a_fault(likely: int) -> None:
+    given = answer([1], output_top_logprobs=[[[-0.1, likely, None]]])
+    async with answering(given) as engine:
+        with pytest.raises(EngineFault, match=f"{likely} is listed as likely at sampled id 0, and is no id"):
+            await engine.generate(generation([1], top_logprobs=1))
 
 
 async def test_a_missing_logprob_is_nan_and_not_made_up() -> None:

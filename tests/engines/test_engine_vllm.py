@@ -259,6 +259,15 @@ async def test_what_cannot_be_used_is_a_fault() -> None:
             await once(server, [1] * 3000)
 
 
+async def test_likely_ids_that_are_no_numbers_are_left_out() -> None:
+    likely = b'{"token_id:x": -0.1, "token_id:-4": -0.2, "token_id:9": -0.5}'
+    logprobs = b'{"token_logprobs": [-0.5], "top_logprobs": [%s]}' % likely
+    last = b'{"choices": [{"token_ids": [9], "logprobs": %s, "finish_reason": "stop"}]}' % logprobs
+    async with FakeVllm(Reply(TOKENS, junk=last)) as server:
+        given = await once(server, [1, 2], top_logprobs=1)
+    assert given.side_arrays["top_1_ids"]["values"][-1].tolist() == [9]
+
+
 async def test_facts_and_a_model_that_is_not_served() -> None:
     async with FakeVllm(Reply(TOKENS)) as server:
         engine, other = VllmEngine(server.url), VllmEngine(server.url, model="another")

@@ -2,11 +2,13 @@
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rolltape
 from gateways import CALCULATOR, Rig, rig, scripted, user
 from rolltape.gateway.prompts import ChatPrompts
 from rolltape.records.messages import Role
@@ -53,6 +55,23 @@ async def test_conversations_that_take_turns_in_a_session_go_on_from_their_own_i
         turns = it.turns()
     assert made(turns)[2:] == [("bridged", None)] * 4
     assert [said.asked.prompt_ids for said in engine.said] == [turn.prompt_ids.tolist() for turn in turns]
+
+
+async def test_a_conversation_during_which_the_clock_is_set_back_is_one_branch(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(run, ["One.", "Two.", "Three."]) as it:
+        opened, messages = await it.open(), list[Json]()
+        now, now_ns = time.time(), time.time_ns()
+        for back_s in (0, 3600, 7200):
+            monkeypatch.setattr(time, "time", lambda back_s=back_s: now - back_s)
+            monkeypatch.setattr(time, "time_ns", lambda back_s=back_s: now_ns - back_s * 10**9)
+            messages.append(user("next"))
+            messages.append((await it.ask(opened, messages)).json["choices"][0]["message"])
+        await it.finish(opened)
+        (rollout,) = rolltape.read(run).rollouts()
+    assert made(list(rollout.turns)) == [("rendered", "first_turn")] + [("bridged", None)] * 2
+    assert rolltape.linearize(rollout).forks == []
 
 
 async def test_thinking_that_is_dropped_has_the_prompt_rendered_from_that_reply_on(run: Path) -> None:

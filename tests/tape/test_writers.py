@@ -6,6 +6,7 @@ import inspect
 import itertools
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -244,6 +245,22 @@ def test_a_rollout_that_is_open_when_its_run_is_moved_goes_on_to_its_end(tmp_pat
     (row,) = run.index()
     assert (row.outcome.status, row.outcome.reward, row.turns) == (Status.FINISHED, 2.0, 3)
     assert run.problems() == []
+
+
+@pytest.mark.parametrize("deleted", ["run", "run/journals"])
+def test_nothing_is_acknowledged_once_the_run_was_deleted(tmp_path: Path, deleted: str) -> None:
+    tape = rolltape.open(tmp_path / "run")
+    rollout = tape.rollout(task_id="a")
+    (turn,) = record_session(rollout, 1)
+    shutil.rmtree(tmp_path / deleted)
+    for write in (
+        lambda: next_turn(rollout.sessions[0], turn),
+        lambda: rollout.finish(reward=1.0),
+        lambda: tape.score(rollout.id, reward=2.0),
+        tape.close,
+    ):
+        with pytest.raises(TapeWriteError, match="it was deleted; this was not recorded, and all before it is lost"):
+            write()
 
 
 def test_a_forked_child_writes_its_own_journal(tmp_path: Path) -> None:

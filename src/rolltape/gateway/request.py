@@ -192,7 +192,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 # A request for a title of the session, in one sentence. Requests for other titles are ordinary tasks.
 _TITLED = r"(?:session|conversation|thread|chat)"
 _TITLE = re.compile(
-    rf"\btitle\b[^.]{{0,100}}\b(?:this|the|a)\b[^.]{{0,20}}\b{_TITLED}\b|\b{_TITLED} title\b", re.IGNORECASE
+    rf"\btitle\b[^.]{{0,100}}\b(?:this|the|a)\b[^.]{{0,20}}\b{_TITLED}\b|\b{_TITLED} titles?\b", re.IGNORECASE
 )
 _MEMORY = re.compile(
     r"\bmemory (?:extraction|consolidation|dream)\b|\b(?:extract|consolidate)\b[^.]{0,40}\bmemor(?:y|ies)\b",

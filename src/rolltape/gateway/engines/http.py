@@ -191,7 +191,7 @@ def decoded(data: bytes, decoder: "msgspec.json.Decoder[_T]", where: str) -> _T:
     """Decode an engine's JSON; raises EngineFault if it does not have the expected shape."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         shown = _short(data.decode(errors="replace"))
         raise EngineFault(f"{where} answered with JSON that cannot be read: {error}; it begins {shown!r}") from None
 

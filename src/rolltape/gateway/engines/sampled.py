@@ -78,7 +78,8 @@ def top_side_arrays(
 ) -> dict[str, Any]:
     """The most likely ids at each place, best first, with their logprobs. Missing entries are -1 and NaN.
 
-    The names contain the count, since the rows of a side array have the same length in all turns.
+    Raises EngineFault for an id that no vocabulary has. The names contain the count, since the rows of a side array
+    have the same length in all turns.
     """
     count = wanted.top_logprobs
     if not count:
@@ -89,6 +90,8 @@ def top_side_arrays(
     logprobs = np.full((len(ids), count), np.nan)
     for at, top in enumerate(tops):
         for place, (token, logprob) in enumerate(top[:count]):
+            if not 0 <= token <= _MAX_ID:
+                raise EngineFault(f"{where}: {token} is listed as likely at sampled id {at}, and is no id")
             top_ids[at, place], logprobs[at, place] = token, np.nan if logprob is None else logprob
     start = len(wanted.prompt_ids)
     return {

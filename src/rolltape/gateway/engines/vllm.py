@@ -219,7 +219,8 @@ class VllmEngine(HttpEngine):
 
 def _top(given: dict[str, float]) -> list[tuple[int, float]]:
     """The most likely ids, best first. The sampled id is always among them, even if it is less likely."""
-    by_id = {int(name.removeprefix(_TOKEN_ID)): value for name, value in given.items() if name.startswith(_TOKEN_ID)}
+    spelled = ((name.removeprefix(_TOKEN_ID), value) for name, value in given.items() if name.startswith(_TOKEN_ID))
+    by_id = {int(digits): value for digits, value in spelled if digits.isdecimal()}
     return sorted(((token, value) for token, value in by_id.items()), key=lambda one: (-one[1], one[0]))
 
 

@@ -14,7 +14,9 @@ names the tool that was called.
 gemini-cli (0.61) sends back text and calls and drops thinking; google-genai (3.1) sends back all of it, each event of
 a stream as a content of its own, which the dialect joins.
 Agents on litellm (mini-swe-agent 2.4.6) send back all of it and add a field of their own.
-gptme (0.35) ends the text before a call with a new line.
+gptme (0.35) puts the thinking into the text, in tags, and ends the text before a call with a new line.
+Copilot CLI (1.0.102) over Responses sends back all of it. If a reply is thinking and calls alone, it also sends the
+thinking as the reply's text.
 """
 
 import enum
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _READ = frozenset({"role", "content", "reasoning_content", "tool_calls"})  # what becomes part of a prompt
 _CD = re.compile(r"cd .+? && ")
+_THINKING = re.compile(r"\s*<think(?:ing)?>(.*?)</think(?:ing)?>", re.DOTALL)
 _ESCAPE = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 
 
@@ -40,6 +43,7 @@ class EchoRule(enum.StrEnum):
     FIELDS_ADDED = "fields_added"  # fields that do not become part of a prompt
     FIELDS_DROPPED = "fields_dropped"  # such fields of a hosted endpoint's reply
     TEXT_SPACED = "text_spaced"  # white space around the text was added or removed
+    REASONING_IN_TEXT = "reasoning_in_text"  # the text begins with it, in tags; or repeats it where there was none
     REASONING_DROPPED = "reasoning_dropped"
     TEXT_APART = "text_apart"  # only the calls; the text follows their results as another message
     LATER_CALLS_DROPPED = "later_calls_dropped"
@@ -116,6 +120,23 @@ def _text_spaced(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     return True
 
 
+def _reasoning_in_text(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
+    given, thought = sent.get("content"), meant.get("reasoning_content")
+    if not (isinstance(given, str) and isinstance(thought, str)):
+        return False
+    found = _THINKING.match(given)
+    if found is not None and "reasoning_content" not in sent and found[1].strip() == thought.strip():
+        sent["reasoning_content"], rest = thought, given[found.end() :]
+    elif "content" not in meant and given.strip() == thought.strip():
+        rest = ""
+    else:
+        return False
+    del sent["content"]
+    if rest:
+        sent["content"] = rest
+    return True
+
+
 def _reasoning_dropped(sent: dict[str, Any], meant: dict[str, Any]) -> bool:
     return "reasoning_content" not in sent and meant.pop("reasoning_content", None) is not None
 
@@ -163,6 +184,7 @@ def _same_calls(sent: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[d
 _RULES = {
     EchoRule.FIELDS_ADDED: _fields_added,
     EchoRule.FIELDS_DROPPED: _fields_dropped,
+    EchoRule.REASONING_IN_TEXT: _reasoning_in_text,
     EchoRule.TEXT_SPACED: _text_spaced,
     EchoRule.REASONING_DROPPED: _reasoning_dropped,
     EchoRule.TEXT_APART: _text_apart,

@@ -58,7 +58,7 @@ class GatewayTurn:
         self.session = session
         self.request = request
         self.state = TurnState.RECEIVED
-        self.received_at = time.time()
+        self.received_at = session.recorder.now() if session else time.time()
         self.auxiliary = auxiliary_reason(request, session.task_instructions) if session else None
         self.choice = choice  # the number of this reply among those of the request
         self.resumes = resumes  # the interrupted turn that this retry continues

@@ -174,7 +174,7 @@ class Turns:
         turn.thinking = self._thinking(session, turn.request)
         turn.request, withheld = turn.request.with_tools(session.spec.allows)
         if await session.settle_left(turn.request):
-            turn.received_at = time.time()  # an earlier turn that it may continue ended only now
+            turn.received_at = session.recorder.now()  # an earlier turn that it may continue ended only now
         turn.place = await self._place(session, turn.request, turn.thinking)
         given = turn.request.prompt
         if given is not None and not self._pool.token_faithful:

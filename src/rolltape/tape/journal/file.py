@@ -169,6 +169,11 @@ class Owner:
         # flock belongs to the open file, which a fork shares: a child must not keep a dead parent "alive".
         call_in_child(self, Owner.release)
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file was deleted, as with its run. A file that was moved was not."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def note_closing(self, counts: dict[str, int]) -> None:
         """Keep how many rows of each kind the journal has when it is closed in order."""
         with contextlib.suppress(OSError):  # a full disk: it then looks as if its writer died, which loses nothing

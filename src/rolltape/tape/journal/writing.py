@@ -281,6 +281,10 @@ class Journal:
                 self.refuse_taken(ticket.rollout)
         except TakenOverError as error:
             ticket.settle(error)
+        if not ticket.done and self._owner.is_deleted:  # SQLite would go on in files that nobody can open
+            ticket.settle(
+                self._refusal("it was deleted; this was not recorded, and all before it is lost; start again")
+            )
         if not ticket.done and ticket.is_orphan:
             ticket.settle(self._refusal("the turn before it could not be written; this was not recorded either"))
         return ticket.done

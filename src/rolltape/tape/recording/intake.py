@@ -4,7 +4,6 @@ The choice of the earlier turn affects only the stored size: any choice is corre
 """
 
 import marshal
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple, Self, Unpack
@@ -178,8 +177,6 @@ class SessionIntake:
             for name, value in fields.items()
             if name in _FACTS and value is not None
         }
-        if "ended_at" not in facts:
-            facts["ended_at"] = time.time()
         if kind := fields.get("logprob_kind"):
             facts["logprob_kind"] = as_member(LogprobKind, kind, where)
         for name, default in self._defaults.items():

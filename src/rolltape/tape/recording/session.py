@@ -60,6 +60,10 @@ class SessionRecorder:
             self.settle()
             return tuple(self._intake.turns[: self.turn_count])
 
+    def now(self) -> float:
+        """Seconds since the epoch. Unlike the clock of the system it never goes back, so turns keep their order."""
+        return self._rollout.journal.now_ns() / 1e9
+
     def record_turn(self, *, finish: Finish | str, **fields: Unpack[TurnFields]) -> Turn:
         """Record one reply with the prompt it was sampled from. It is durable when this returns.
 
@@ -190,6 +194,8 @@ class SessionRecorder:
         journal = self._rollout.check(where)
         if len(self._intake.turns) >= MAX_TURNS:
             raise RecordError(f"{where}: a session holds {MAX_TURNS} turns; open another one")
+        if fields.get("ended_at") is None:
+            fields["ended_at"] = self.now()
         coded = self._intake.code(**fields)
         entry = RecordedTurn(self._key, coded, facts_json(coded.turn.facts, where))
         before = self._tickets[-1][1] if self._tickets else None
