@@ -6,17 +6,15 @@
 import os
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
 
 import numpy as np
 
-from rolltape.errors import LedgerError
-from rolltape.records.policy import PRESETS, CutPolicy
+from rolltape.records.policy import PRESETS, Credit, CutPolicy
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
-from rolltape.records.sample import SUMMARY_RULES, Fate, PolicySummary, RolloutSummary
+from rolltape.records.sample import SUMMARY_RULES, PolicySummary, RolloutSummary
 from rolltape.samples.behavior import count_behavior
-from rolltape.samples.claims import LinearizedSession, PlacedSession, Staleness, cut, rollout_fate
-from rolltape.samples.linearize import pruned_tokens
+from rolltape.samples.claims import PlacedSession, Staleness, cut, rollout_fate
+from rolltape.samples.linearize import Linearized, pruned_tokens
 from rolltape.tape.journal.writing import Durability
 from rolltape.tape.recording.tape import Tape, open_tape
 from rolltape.tree import Arrivals, Tree
@@ -45,7 +43,6 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
     placed = [PlacedSession(session) for session in rollout.sessions]
     forks = Counter(fork.cause.value for one in placed for fork in one.forks)
     is_plain = all(_is_plain(one.tree, one.arrivals) for one in placed)
-    pruned = pruned_tokens(rollout)
     made: dict[object, tuple[int, dict[str, int]]] = {}
     counted: dict[str, PolicySummary] = {}
     for policy in policies:
@@ -53,9 +50,11 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
         key = (policy.branches, policy.max_sample_tokens, policy.max_staleness) if is_plain else policy
         if key not in made:
             cuts = [cut(one, whole_fate, policy, Staleness()) for one in placed]
-            made[key] = sum(len(one.drafts) for one in cuts), _ledger(policy, cuts, pruned)
+            linearized = Linearized(rollout, policy, Credit(), cuts)
+            totals = linearized.ledger.totals()
+            made[key] = len(linearized), {fate.value: tokens for fate, tokens in totals.items()}
         counted[policy.name] = PolicySummary(policy.key, *made[key])
-    behavior = None if pruned else count_behavior(rollout)
+    behavior = None if pruned_tokens(rollout) else count_behavior(rollout)
     branches = sum(_branch_count(one.tree) for one in placed)
     summary = RolloutSummary(SUMMARY_RULES, branches, dict(forks.most_common()), counted, behavior)
     for one in placed:
@@ -73,25 +72,6 @@ def _is_plain(tree: Tree, arrivals: Arrivals) -> bool:
         and not np.isnan(placed.turn.logprobs).any()
         for placed in tree.turns
     )
-
-
-def _ledger(policy: CutPolicy, cuts: list[LinearizedSession], pruned: int) -> dict[str, int]:
-    """Sampled tokens by fate, largest first."""
-    totals: Counter[str] = Counter()
-    for made in cuts:
-        for run in chain.from_iterable(made.claims.runs.values()):
-            if run.fate is None:
-                raise LedgerError(f"{run.stop - run.start} tokens have no fate under {policy.key}; please report this")
-            totals[run.fate.value] += run.stop - run.start
-    trained = sum(draft.trained_tokens for made in cuts for draft in made.drafts)
-    if totals[Fate.TRAINED.value] != trained:
-        raise LedgerError(
-            f"{totals[Fate.TRAINED.value]} tokens train by the ledger but {trained} in samples under {policy.key}; "
-            "please report this"
-        )
-    if pruned:
-        totals[Fate.DROPPED_PRUNED.value] += pruned
-    return dict(totals.most_common())
 
 
 def _branch_count(tree: Tree) -> int:
