@@ -156,30 +156,30 @@ def _text_part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": part["text"]}
 
 
-def _tools(ask: ChatRequest) -> dict[str, Any]:
-    if not ask.tools:
+def _tools(request: ChatRequest) -> dict[str, Any]:
+    if not request.tools:
         return {}
-    choice = ask.tool_choice
-    fields: dict[str, Any] = {"tools": ask.tools, "tool_choice": choice.mode}
+    choice = request.tool_choice
+    fields: dict[str, Any] = {"tools": request.tools, "tool_choice": choice.mode}
     if choice.name is not None:
         named = {"type": "function", "function": {"name": choice.name}}
-        is_offered = any(tool["function"]["name"] == choice.name for tool in ask.tools)
+        is_offered = any(tool["function"]["name"] == choice.name for tool in request.tools)
         fields["tool_choice"] = named if is_offered else "auto"
-    if not ask.parallel_tool_calls:
+    if not request.parallel_tool_calls:
         fields["parallel_tool_calls"] = False
     return fields
 
 
-def _effort(ask: ChatRequest) -> dict[str, Any]:
-    if ask.thinking is False:
+def _effort(request: ChatRequest) -> dict[str, Any]:
+    if request.thinking is False:
         return {"reasoning_effort": "none"}
-    return {} if ask.effort is None else {"reasoning_effort": ask.effort.word}
+    return {} if request.effort is None else {"reasoning_effort": request.effort.word}
 
 
-def _output_form(ask: ChatRequest) -> dict[str, Any]:
-    if ask.output_schema is None:
+def _output_form(request: ChatRequest) -> dict[str, Any]:
+    if request.output_schema is None:
         return {}
-    schema = ask.output_schema.schema
+    schema = request.output_schema.schema
     if schema == {"type": "object"}:
         return {"response_format": {"type": "json_object"}}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}}
