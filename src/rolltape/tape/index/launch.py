@@ -38,11 +38,11 @@ class OtherJournals:
         self._connections: dict[Path, sqlite3.Connection] = {}
         self._paths: list[Path] = []
         self._names: set[str] = set()
-        self._is_still = False
+        self.is_still = False
 
     def paths(self) -> list[Path]:
         """The journals that exist now."""
-        if self._is_still:
+        if self.is_still:
             return self._paths
         # By name, not as paths: this runs for every rollout, and there are seldom new journals.
         try:
@@ -56,11 +56,15 @@ class OtherJournals:
                 self._connections.pop(removed).close()
         return self._paths
 
-    def hold_still(self, still: bool) -> None:
-        """Stop looking for new journals, or look again."""
-        if still:
-            self.paths()
-        self._is_still = still
+    @contextlib.contextmanager
+    def held_still(self) -> Iterator[None]:
+        """Look for no new journals within the block."""
+        self.paths()
+        self.is_still = True
+        try:
+            yield
+        finally:
+            self.is_still = False
 
     def select(self, path: Path, query: str, *values: str | int) -> list[Any]:
         """The rows of one journal for a query, or none if it cannot be read."""
@@ -210,19 +214,13 @@ class LaunchCheck:
         self._others = OtherJournals(directory, own.path)
         self._ahead = FutureEvents(self._others)
         self._sealed = SealedTries(directory, self._ahead.read_shard)
-        self._is_still = False
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
         """Look at other writers once for many lookups in a row. For one thread."""
         self.latest_ns(None)
-        self._others.hold_still(True)
-        self._is_still = True
-        try:
+        with self._others.held_still():
             yield
-        finally:
-            self._is_still = False
-            self._others.hold_still(False)
 
     def look_again(self) -> None:
         """Include remote places in the next lookup."""
@@ -234,7 +232,7 @@ class LaunchCheck:
         # Journals before shards: a try that is sealed in the meantime is found in one of the two.
         for path in self._others.paths():
             found.update(row[0] for row in self._others.select(path, SELECT_TRIES, rollout))
-        if not self._is_still:
+        if not self._others.is_still:
             self._sealed.look()
         return sorted(found.union(self._sealed.of(rollout)))
 
@@ -245,7 +243,7 @@ class LaunchCheck:
     def latest_ns(self, rollout: str | None) -> int:
         """The time of others' latest event about a rollout, or (None) the run, if it is ahead of our clock; else 0."""
         # The tape's own events are not read: each is made later than the one before.
-        if not self._is_still:
+        if not self._others.is_still:
             self._ahead.read_journals()
             self._sealed.look()
         return self._ahead.latest_ns(rollout)
