@@ -5,11 +5,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 
-from rolltape.records.policy import PRESETS, Credit, CutPolicy
+from rolltape.records.policy import PRESETS, Credit
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
 from rolltape.records.sample import SUMMARY_RULES, PolicySummary, RolloutSummary
 from rolltape.samples.behavior import count_behavior
@@ -35,25 +34,22 @@ def open_for_recording(
     return open_tape(path, name, durability, summarize)
 
 
-def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:
+def summarize(rollout: Rollout) -> RolloutSummary:
     """Count a rollout's branches, forks, samples, fates and behavior, as if it were not filtered. Its turns must be
     whole."""
     events = [event for event in rollout.events if event.kind != EventKind.FILTER]
     whole_fate = rollout_fate(outcome_of(events, rollout.writer_alive), as_if_finished=False)
     placed = [PlacedSession(session) for session in rollout.sessions]
     forks = Counter(fork.cause.value for one in placed for fork in one.forks)
-    is_plain = all(_is_plain(one.tree, one.arrivals) for one in placed)
-    made: dict[object, tuple[int, dict[str, int]]] = {}
+    is_plain = all(_is_plain(one.tree, one.arrivals) for one in placed)  # then all presets make the same samples
+    made: Linearized | None = None
     counted: dict[str, PolicySummary] = {}
-    for policy in policies:
-        # Where nothing drifts and nothing is in doubt, policies differ by their limits alone.
-        key = (policy.branches, policy.max_sample_tokens, policy.max_staleness) if is_plain else policy
-        if key not in made:
+    for policy in PRESETS.values():
+        if made is None or not is_plain:
             cuts = [cut(one, whole_fate, policy, Staleness()) for one in placed]
-            linearized = Linearized(rollout, policy, Credit(), cuts)
-            totals = linearized.ledger.totals()
-            made[key] = len(linearized), {fate.value: tokens for fate, tokens in totals.items()}
-        counted[policy.name] = PolicySummary(policy.key, *made[key])
+            made = Linearized(rollout, policy, Credit(), cuts)
+        ledger = {fate.value: tokens for fate, tokens in made.ledger.totals().items()}
+        counted[policy.name] = PolicySummary(policy.key, len(made), ledger)
     behavior = None if pruned_tokens(rollout) else count_behavior(rollout)
     branches = sum(_branch_count(one.tree) for one in placed)
     summary = RolloutSummary(SUMMARY_RULES, branches, dict(forks.most_common()), counted, behavior)
@@ -63,7 +59,7 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
 
 
 def _is_plain(tree: Tree, arrivals: Arrivals) -> bool:
-    """Whether no turn has anything that one policy trains and another does not."""
+    """Whether no turn has anything that one preset trains and another does not."""
     return not (arrivals.abandoned or arrivals.heads) and all(
         placed.message_parent in (None, placed.continues)
         and not placed.rewritten
