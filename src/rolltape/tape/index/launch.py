@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.errors import TapeError
 from rolltape.extras import arrow_errors
 from rolltape.records.rollout import EventKind, Status
+from rolltape.tape.index.sources import RunSources
 from rolltape.tape.journal.entries import event_crc
 from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, connected
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
-from rolltape.tape.shards.reading import ShardSource, shards_at
+from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import About, Key, about_of, decoded_event, read_errors
 
 _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
@@ -139,11 +140,9 @@ class SealedTries:
     """The tries in a run's shards, in a table in memory; `on_shard` is called with each shard once."""
 
     def __init__(self, directory: RunDirectory, on_shard: Callable[[ShardSource], None]) -> None:
-        self._directory = directory
+        self._run = RunSources(directory, Place(directory.path), remote_look_s=_FAR_LOOK_S)
         self._on_shard = on_shard
-        self._places: dict[str, Place | None] = {}
-        self._looked_at: dict[str, float] = {}
-        self._known: dict[str, set[str]] = {}  # the shards at each place that were looked at
+        self._known: set[str] = set()  # the names of the shards that were looked at
         self._sources: list[ShardSource] = []
         self._tries = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._tries.execute(
@@ -167,34 +166,19 @@ class SealedTries:
 
     def look(self) -> None:
         """Look for new shards: on this machine each time, at remote places less often, since each look is a request."""
-        urls = [str(self._directory.path)]
-        with contextlib.suppress(DamagedTapeError):  # damage here must not stop the recording; readers report it
-            urls += self._directory.published()
-        for url in urls:
-            if url not in self._places:
-                self._places[url] = None
-                with contextlib.suppress(TapeError):
-                    self._places[url] = Place(url)
-        for place in filter(None, self._places.values()):
-            now = time.monotonic()
-            if place.is_local or now - self._looked_at.get(place.url, -_FAR_LOOK_S) >= _FAR_LOOK_S:
-                self._looked_at[place.url] = now
-                self._look_at(place)
+        for place in self._run.places():
+            # Neither damage nor a place out of reach may stop the recording; readers report it.
+            with contextlib.suppress(TapeError, OSError):
+                for source in self._run.shards_at(place, self._known):
+                    if source.name not in self._known:
+                        with contextlib.closing(source):
+                            self._add(source)
+                            self._on_shard(source)
+                        self._known.add(source.name)
 
     def look_again(self) -> None:
         """Include remote places in the next look."""
-        self._looked_at.clear()
-
-    def _look_at(self, place: Place) -> None:
-        known = self._known.setdefault(place.url, set())
-        try:
-            for source in shards_at(place, known)[0]:
-                with contextlib.closing(source):
-                    self._add(source)
-                    self._on_shard(source)
-                known.add(source.shard)
-        except (TapeError, OSError):
-            pass  # nor may a place out of reach
+        self._run.look_again()
 
     def _add(self, source: ShardSource) -> None:
         number = len(self._sources)
