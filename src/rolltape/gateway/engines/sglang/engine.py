@@ -64,8 +64,7 @@ class SglangEngine(HttpEngine):
 
     `logprob_kind`: None for what the server reports, else SGLang's default: after temperature, before top-p. A server
     started with SGLANG_RETURN_ORIGINAL_LOGPROB returns raw logprobs and does not report it.
-    `routed_experts` needs a server started with --enable-return-routed-experts. `expert_shape` is (layers, experts
-    per token); without it the rows are flat.
+    `routed_experts` needs a server started with --enable-return-routed-experts.
     `kept_ids`: request the ids that top-p, top-k and min-p kept at each place. It needs SGLang with slime's patch,
     whose logprobs are then after truncation.
     """
@@ -81,7 +80,6 @@ class SglangEngine(HttpEngine):
         api_key: str | None = None,
         logprob_kind: LogprobKind | None = None,
         routed_experts: bool = False,
-        expert_shape: tuple[int, int] | None = None,
         kept_ids: bool = False,
     ) -> None:
         super().__init__("sglang", url, api_key)
@@ -92,7 +90,7 @@ class SglangEngine(HttpEngine):
         self._reported_kind: LogprobKind | None = None
         self._incremental = False  # events have only new ids
         self._version: str | None = None  # as last reported
-        self._experts = RoutedExperts(expert_shape) if routed_experts else None
+        self._experts = RoutedExperts() if routed_experts else None
         self._wants_kept_ids = kept_ids
 
     async def facts(self) -> EngineFacts:
