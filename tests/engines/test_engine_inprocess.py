@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rolltape.doctor.engine.probing import SampledChunks, generation
-from rolltape.errors import EngineDied, EngineFault, EngineUnreachable
+from rolltape.errors import EngineDied, EngineError, EngineFault, EngineUnreachable
 from rolltape.gateway.engines.inprocess import InProcessEngine
+from rolltape.gateway.engines.opening import open_engine
 from rolltape.gateway.engines.protocol import Engine, Generated
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny import Sampling, TinyEngine, batch, shipped_model
@@ -88,6 +89,11 @@ async def test_what_it_cannot_do_is_a_fault_and_a_closed_one_is_unreachable() ->
     await engine.close()
     with pytest.raises(EngineUnreachable):
         await engine.generate(generation(PROMPT))
+
+
+def test_logprobs_after_truncation_are_refused_before_anything_is_sampled() -> None:
+    with pytest.raises(EngineError, match="no logprobs after truncation; take raw or after_temperature"):
+        open_engine("tiny", logprob_kind=LogprobKind.AFTER_TRUNCATION)
 
 
 async def test_ids_are_told_as_they_are_sampled_and_the_reply_is_the_same() -> None:

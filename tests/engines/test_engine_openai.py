@@ -242,12 +242,12 @@ async def test_what_the_endpoint_says_beside_the_message_is_kept() -> None:
     }
 
 
-async def test_the_model_and_the_name_of_the_limit_can_be_set() -> None:
+async def test_the_model_can_be_set() -> None:
     endpoint = Endpoint({"role": "assistant", "content": "hi"})
-    async with reaching(endpoint, model="gpt", limit_field="max_completion_tokens") as engine:
+    async with reaching(endpoint, model="gpt") as engine:
         await engine.generate(generation([], messages=MESSAGES, max_tokens=7))
         assert (await engine.facts()).model == "gpt"
-    assert endpoint.bodies == [{"model": "gpt", "messages": MESSAGES, "max_completion_tokens": 7}]
+    assert endpoint.bodies == [{"model": "gpt", "messages": MESSAGES, "max_tokens": 7}]
 
 
 async def test_the_key_is_sent_and_never_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,7 @@ from gateways import (
     user,
 )
 from rolltape.gateway.gateway import Gateway
-from rolltape.records.turn import TurnFlag
+from rolltape.records.turn import Delivery, TurnFlag
 from rolltape.tree import tree_of
 from scripted_engine import Json
 
@@ -898,3 +898,21 @@ async def test_a_developer_of_another_api_is_the_system(run: Path) -> None:
         for api in (Api.RESPONSES, Api.CHAT):
             assert (await it.ask(await it.open(task_id=api), said, api)).status == 200
     assert [body["messages"][0]["role"] for body in endpoint.bodies] == ["system", "developer"]
+
+
+async def test_a_client_that_hung_up_goes_on_from_the_part_of_a_hosted_reply_that_it_got(run: Path) -> None:
+    endpoint = Endpoint(message={"role": "assistant", "content": "one two " * 2**19})
+    async with hosted(run, endpoint) as it:
+        opened = await it.open()
+        path = f"{it.gateway.url}/s/{opened['key']}{PATHS[Api.CHAT]}"
+        response = await it.http.post(path, json=body_of(Api.CHAT, "count", stream=True))
+        while b"one two" not in await response.content.readany():
+            pass
+        response.close()
+        session = it.gateway.service.sessions.of_id(opened["session"])
+        await eventually(lambda: Delivery.UNDELIVERED in session.deliveries.values())
+        said = [user("count"), {"role": "assistant", "content": "one two one"}, user("go on")]
+        answer = await it.ask(opened, said)
+        assert answer.status == 200, answer.raw
+        await it.finish(opened)
+    assert [turn.facts.extra.get("echoes", []) for turn in it.turns()] == [[], ["partial"]]

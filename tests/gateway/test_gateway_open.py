@@ -18,7 +18,7 @@ from rolltape.gateway import identity
 from rolltape.gateway.identity import Attempts, Identity, read_identity
 from rolltape.records.rollout import Rollout, Status
 from rolltape.records.sample import Fate
-from scripted_engine import Asked, Json, tool_call
+from scripted_engine import Asked, Json, Step, tool_call
 
 
 async def ask(
@@ -94,6 +94,28 @@ async def test_conversations_with_equal_replies_stay_apart_by_what_was_said_betw
     assert [len(one) for one in turns] == [4, 4]
     assert [one[-1][2]["content"] for one in turns] == ["go on, a", "go on, b"]
     assert all(one[-1][: len(prompt)] == prompt for one in turns for prompt in one)
+
+
+async def test_a_session_ends_while_conversations_with_the_same_replies_go_on_in_others(run: Path) -> None:
+    """Three attempts at one prompt get equal replies. One is finished while it waits, and another one goes on."""
+
+    def reply(asked: Asked) -> Step:
+        return Step("one " * 2000, token_delay_s=0.1) if "wait" in asked.prompt else Step("Sure.")
+
+    async with rig(run, reply, open=True) as it:
+        asked: list[Json] = [user("a task")]
+        for _ in range(3):
+            await ask(it, asked)
+        said = [*asked, {"role": "assistant", "content": "Sure."}]
+        waiting = asyncio.ensure_future(ask(it, [*said, user("wait")]))
+        await it.requested(4)
+        (session,) = (one for one in it.gateway.service.sessions if one.in_flight)
+        finishing = asyncio.ensure_future(it.finish({"session": session.id}, drain_s=30.0))
+        await eventually(lambda: session.ended is not None)
+        await ask(it, [*said, user("go on")])
+        waiting.cancel()
+        assert (await finishing)["rollout_ended"]
+        assert len(it.gateway.service.open_sessions) == len(it.gateway.service.sessions) == 2
 
 
 async def test_a_call_that_comes_back_by_its_id_goes_on_whatever_else_was_changed(run: Path) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
 import rolltape
 from gateways import PATHS, Api, body_of, eventually, scripted, streamed_text_of, text_of, user
 from rolltape.cli import run as rolltape_command
-from rolltape.gateway.server.admin import add_metrics
+from rolltape.gateway.metrics import Metrics, add_expositions
 from rolltape.records.rollout import EventKind, Status
 from rolltape.records.turn import Delivery
 from scripted_engine import Asked, Json, ScriptedEngine, Step
@@ -408,13 +409,30 @@ def test_workers_without_an_engine_end_with_its_error(run: Path, capfd: pytest.C
 
 
 def test_metrics_of_workers_add_up() -> None:
-    one = b'# HELP a of it\n# TYPE a counter\na_total{x="1"} 2.0\na_created{x="1"} 5.0\nrolltape_paused 1.0\n'
-    two = b'# HELP a of it\n# TYPE a counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\nrolltape_paused 1.0\n'
-    assert add_metrics([one, two]).decode().splitlines() == [
-        "# HELP a of it",
-        "# TYPE a counter",
-        'a_total{x="1"} 5.0',
-        'a_created{x="1"} 5.0',
-        "rolltape_paused 1.0",
-        'a_total{x="2"} 1.0',
-    ]
+    def exposition(api: str, waits: list[float]) -> bytes:
+        metrics = Metrics()
+        metrics.gauge("paused", "1 while weights are changed", lambda: 1.0)
+        metrics.gauge("open_sessions", "Sessions open now", lambda: 2.0)
+        metrics.count("sessions")
+        metrics.count("turns", "chat", "stop")
+        metrics.count("turns", api, "length")
+        for wait_s in waits:
+            metrics._added_seconds.observe(wait_s)
+        return metrics.exposition()
+
+    one, two = exposition("messages", [0.002]), exposition("responses", [0.002, 7.0])
+    families = list(text_string_to_metric_families(add_expositions([one, two]).decode()))
+    assert [(family.name, family.type) for family in families] == [
+        (family.name, family.type) for family in text_string_to_metric_families(one.decode())
+    ]  # no sample stands apart from the others of its metric
+    samples = {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    assert samples["rolltape_turns_total", "chat", "stop"] == 2
+    assert samples["rolltape_turns_total", "messages", "length"] == 1
+    assert samples["rolltape_turns_total", "responses", "length"] == 1
+    assert samples["rolltape_sessions_total",] == 2
+    assert samples["rolltape_open_sessions",] == 4
+    assert samples["rolltape_paused",] == 1
+    assert samples["rolltape_added_seconds_bucket", "0.002"] == 2
+    assert samples["rolltape_added_seconds_count",] == 3
+    (created,) = (line for line in two.decode().splitlines() if line.startswith("rolltape_sessions_created"))
+    assert samples["rolltape_sessions_created",] == float(created.rpartition(" ")[2])  # the later one

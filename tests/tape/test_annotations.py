@@ -146,6 +146,8 @@ def test_places_and_texts_that_make_no_sense_are_refused(tmp_path: Path) -> None
             tape.add_note(rollout, "x", tokens=(1, 2))
         with pytest.raises(RecordError, match="start at 3 and stop at 3"):
             tape.add_note(rollout, "x", turn=turn, tokens=(3, 3))
+        with pytest.raises(RecordError, match="tokens are 3, a int; give a list of two numbers"):
+            tape.add_tags(rollout, "x", turn=turn, tokens=3)  # type: ignore[arg-type]
         with pytest.raises(NoSuchRollout, match="its session has 1 turns"):
             tape.add_note(rollout, "x", turn=f"{rollout}.0.0.7")
     assert rolltape.read(tmp_path / "run").index()[0].notes == 0

@@ -3,9 +3,12 @@
 import time
 from collections import Counter as Tally
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from rolltape.records.turn import Finish, TurnFlag
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
 _WINDOW_S = 60.0
 _MOST_IGNORED = 1000
+_SAME = ("rolltape_paused", "rolltape_engines_up")  # the same for each worker
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 # By name: the description and the labels.
 _COUNTERS = {
@@ -112,3 +116,31 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         text: bytes = generate_latest(self.registry)
         return text
+
+
+def add_expositions(parts: Sequence[bytes]) -> bytes:
+    """The combined metrics of several workers, in Prometheus' text format."""
+    return generate_latest(_Sum(parts))
+
+
+class _Sum(Collector):
+    """The sums over several expositions; creation times are the latest."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}  # by sample and its labels
+        for family in (one for part in self._parts for one in text_string_to_metric_families(part.decode())):
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known = values.setdefault(family.name, {})
+            is_same = family.name in _SAME or family.name.endswith("_created")
+            for sample in family.samples:
+                key = sample.name, tuple(sample.labels.items())
+                before = known.get(key, 0.0)
+                known[key] = max(before, sample.value) if is_same else before + sample.value
+        for name, family in families.items():
+            for (sample_name, labels), value in values[name].items():
+                family.add_sample(sample_name, dict(labels), value)
+            yield family

@@ -178,9 +178,11 @@ class OpenSessions:
 
     def _find_by_conversation(self, key: str, conversation: bytes) -> list[OpenSession]:
         """The sessions with a conversation's replies; the one that was first found least recently comes first."""
-        known = [one for one in self._by_conversation.get((key, conversation), ()) if one.ended is None]
+        sessions = self._by_conversation.get((key, conversation), [])
+        known = [one for one in sessions if one.ended is None]
         if len(known) > 1:
-            self._by_conversation[key, conversation] = known[1:] + known[:1]
+            sessions.remove(known[0])
+            sessions.append(known[0])
         return known
 
     def _find_asker(self, key: str, request: ChatRequest) -> OpenSession | None:

@@ -247,22 +247,24 @@ _MOST_BESIDES = 256 * 1024  # bytes of a field outside the prompt, which goes to
 _WINDOWS, _WINDOW = 32, 256  # number of tokenized windows of the text, and their characters
 
 
-def check_request_size(ask: ChatRequest, max_messages: int, context: int | None, count: Callable[[str], int]) -> None:
+def check_request_size(
+    request: ChatRequest, max_messages: int, context: int | None, count: Callable[[str], int]
+) -> None:
     """Raise BadRequest for too many messages or too large other fields, PromptTooLong for a far too long prompt.
 
     `count` counts the tokens of a text; it gets samples of the request's text.
     """
-    if len(ask.messages) > max_messages:
-        raise BadRequest(f"messages: there are {len(ask.messages):,}, and {max_messages:,} are allowed; send fewer")
-    _check_besides(ask)
+    if len(request.messages) > max_messages:
+        raise BadRequest(f"messages: there are {len(request.messages):,}, and {max_messages:,} are allowed; send fewer")
+    _check_besides(request)
     if context is None:
         return
-    given = len(ask.prompt.ids or ()) if ask.prompt is not None else 0
+    given = len(request.prompt.ids or ()) if request.prompt is not None else 0
     if given > _FAR * context:
         raise PromptTooLong(
             f"prompt is too long: {given:,} tokens, and the maximum context length is {context:,}; send less"
         )
-    texts = [text for text in _texts(ask) if text]
+    texts = [text for text in _texts(request) if text]
     characters = sum(map(len, texts))
     if characters <= max(context * _CHARACTERS_A_TOKEN, _CHEAP):
         return
@@ -273,30 +275,34 @@ def check_request_size(ask: ChatRequest, max_messages: int, context: int | None,
         )
 
 
-def _check_besides(ask: ChatRequest) -> None:
-    if len(ask.sampling.stop or ()) > _MOST_STOPS:
-        count = len(ask.sampling.stop or ())
+def _check_besides(request: ChatRequest) -> None:
+    if len(request.sampling.stop or ()) > _MOST_STOPS:
+        count = len(request.sampling.stop or ())
         raise BadRequest(f"stop strings: there are {count:,}, and {_MOST_STOPS} are allowed; send fewer")
-    schema = ask.output_schema
-    besides = {"metadata": ask.metadata, "stop strings": ask.sampling.stop, schema.field if schema else "": schema}
+    schema = request.output_schema
+    besides = {
+        "metadata": request.metadata,
+        "stop strings": request.sampling.stop,
+        schema.field if schema else "": schema,
+    }
     for field, value in besides.items():
         size = len(msgspec.json.encode(value)) if value else 0
         if size > _MOST_BESIDES:
             raise BadRequest(f"{field}: {size:,} bytes, and {_MOST_BESIDES:,} are allowed; send less")
 
 
-def _texts(ask: ChatRequest) -> Iterator[str]:
+def _texts(request: ChatRequest) -> Iterator[str]:
     """Yield the texts of a request that become part of the prompt."""
-    if ask.prompt is not None:
-        yield ask.prompt.text or ""
-    for message in ask.messages:
+    if request.prompt is not None:
+        yield request.prompt.text or ""
+    for message in request.messages:
         yield content_text(message.get("content"))
         if message["role"] == "assistant":
             yield content_text(message.get("reasoning_content"))
             for call in message.get("tool_calls") or ():
                 yield content_text(call["function"].get("arguments"))
-    if ask.tools:
-        yield msgspec.json.encode(ask.tools).decode()
+    if request.tools:
+        yield msgspec.json.encode(request.tools).decode()
 
 
 def _estimate(texts: list[str], characters: int, count: Callable[[str], int]) -> int:

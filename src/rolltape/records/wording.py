@@ -27,15 +27,15 @@ def quoted(text: str, limit: int = 72) -> str:
     return shown if len(text) <= limit and len(shown) <= limit + 2 else f'{shown[:limit].rstrip(chr(92))}…"'
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A number with few significant digits and without zeros at its end. None is empty text.
+def number(value: float | None) -> str:
+    """A number with four significant digits and without zeros at its end. None is empty text.
 
     Below ten million all digits before the point are kept. The page writes numbers by the same rule, in format.ts.
     """
     if value is None:
         return ""
-    shown = f"{value:.{digits}g}"
-    return f"{value:,.0f}" if 10**digits <= abs(float(shown)) < _WRITTEN_OUT else shown
+    shown = f"{value:.4g}"
+    return f"{value:,.0f}" if 10_000 <= abs(float(shown)) < _WRITTEN_OUT else shown
 
 
 def count(value: int) -> str:

@@ -25,6 +25,11 @@ PART = "⋯"  # shown for a token that ends inside a character; the last token o
 _TOKENIZERS_HELD = 8
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACED = "\ufffd"
+# How byte-level vocabularies write a byte: printable ones as their Latin-1 character, the others from U+0100 on.
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+BYTE_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + at): byte for at, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
+}
 _VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 
 
@@ -109,17 +114,8 @@ def _bytes_of(piece: str, text: str) -> bytes:
     fallback = _BYTE_TOKEN.fullmatch(piece)
     if fallback is not None:
         return bytes([int(fallback[1], 16)])
-    known = _byte_letters()
-    return bytes(known[letter] for letter in piece) if all(letter in known for letter in piece) else text.encode()
-
-
-@cache
-def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level vocabularies write bytes with: printable ones as they are, others from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    letters = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in printable)
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
+    is_spelled = all(letter in BYTE_LETTERS for letter in piece)
+    return bytes(BYTE_LETTERS[letter] for letter in piece) if is_spelled else text.encode()
 
 
 def token_texts(ids: Sequence[int], spell: Callable[[int], str | bytes] | None) -> list[str]:

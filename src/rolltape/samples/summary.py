@@ -5,18 +5,15 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable
-from itertools import chain
 
 import numpy as np
 
-from rolltape.errors import LedgerError
-from rolltape.records.policy import PRESETS, CutPolicy
+from rolltape.records.policy import PRESETS, Credit
 from rolltape.records.rollout import EventKind, Rollout, outcome_of
-from rolltape.records.sample import SUMMARY_RULES, Fate, PolicySummary, RolloutSummary
+from rolltape.records.sample import SUMMARY_RULES, PolicySummary, RolloutSummary
 from rolltape.samples.behavior import count_behavior
-from rolltape.samples.claims import LinearizedSession, PlacedSession, Staleness, cut, rollout_fate
-from rolltape.samples.linearize import pruned_tokens
+from rolltape.samples.claims import PlacedSession, Staleness, cut, rollout_fate
+from rolltape.samples.linearize import Linearized, pruned_tokens
 from rolltape.tape.journal.writing import Durability
 from rolltape.tape.recording.tape import Tape, open_tape
 from rolltape.tree import Arrivals, Tree
@@ -37,25 +34,23 @@ def open_for_recording(
     return open_tape(path, name, durability, summarize)
 
 
-def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.values())) -> RolloutSummary:
+def summarize(rollout: Rollout) -> RolloutSummary:
     """Count a rollout's branches, forks, samples, fates and behavior, as if it were not filtered. Its turns must be
     whole."""
     events = [event for event in rollout.events if event.kind != EventKind.FILTER]
     whole_fate = rollout_fate(outcome_of(events, rollout.writer_alive), as_if_finished=False)
     placed = [PlacedSession(session) for session in rollout.sessions]
     forks = Counter(fork.cause.value for one in placed for fork in one.forks)
-    is_plain = all(_is_plain(one.tree, one.arrivals) for one in placed)
-    pruned = pruned_tokens(rollout)
-    made: dict[object, tuple[int, dict[str, int]]] = {}
+    is_plain = all(_is_plain(one.tree, one.arrivals) for one in placed)  # then all presets make the same samples
+    made: Linearized | None = None
     counted: dict[str, PolicySummary] = {}
-    for policy in policies:
-        # Where nothing drifts and nothing is in doubt, policies differ by their limits alone.
-        key = (policy.branches, policy.max_sample_tokens, policy.max_staleness) if is_plain else policy
-        if key not in made:
+    for policy in PRESETS.values():
+        if made is None or not is_plain:
             cuts = [cut(one, whole_fate, policy, Staleness()) for one in placed]
-            made[key] = sum(len(one.drafts) for one in cuts), _ledger(policy, cuts, pruned)
-        counted[policy.name] = PolicySummary(policy.key, *made[key])
-    behavior = None if pruned else count_behavior(rollout)
+            made = Linearized(rollout, policy, Credit(), cuts)
+        ledger = {fate.value: tokens for fate, tokens in made.ledger.totals().items()}
+        counted[policy.name] = PolicySummary(policy.key, len(made), ledger)
+    behavior = None if pruned_tokens(rollout) else count_behavior(rollout)
     branches = sum(_branch_count(one.tree) for one in placed)
     summary = RolloutSummary(SUMMARY_RULES, branches, dict(forks.most_common()), counted, behavior)
     for one in placed:
@@ -64,7 +59,7 @@ def summarize(rollout: Rollout, policies: Iterable[CutPolicy] = tuple(PRESETS.va
 
 
 def _is_plain(tree: Tree, arrivals: Arrivals) -> bool:
-    """Whether no turn has anything that one policy trains and another does not."""
+    """Whether no turn has anything that one preset trains and another does not."""
     return not (arrivals.abandoned or arrivals.heads) and all(
         placed.message_parent in (None, placed.continues)
         and not placed.rewritten
@@ -73,25 +68,6 @@ def _is_plain(tree: Tree, arrivals: Arrivals) -> bool:
         and not np.isnan(placed.turn.logprobs).any()
         for placed in tree.turns
     )
-
-
-def _ledger(policy: CutPolicy, cuts: list[LinearizedSession], pruned: int) -> dict[str, int]:
-    """Sampled tokens by fate, largest first."""
-    totals: Counter[str] = Counter()
-    for made in cuts:
-        for run in chain.from_iterable(made.claims.runs.values()):
-            if run.fate is None:
-                raise LedgerError(f"{run.stop - run.start} tokens have no fate under {policy.key}; please report this")
-            totals[run.fate.value] += run.stop - run.start
-    trained = sum(draft.trained_tokens for made in cuts for draft in made.drafts)
-    if totals[Fate.TRAINED.value] != trained:
-        raise LedgerError(
-            f"{totals[Fate.TRAINED.value]} tokens train by the ledger but {trained} in samples under {policy.key}; "
-            "please report this"
-        )
-    if pruned:
-        totals[Fate.DROPPED_PRUNED.value] += pruned
-    return dict(totals.most_common())
 
 
 def _branch_count(tree: Tree) -> int:

@@ -13,6 +13,7 @@ from rolltape.records.rollout import Annotations, Event, EventKind, Rollout, Rol
 from rolltape.tape.contents import RunContents
 from rolltape.tape.index.database import IndexFile
 from rolltape.tape.index.index import Index, NamedTries
+from rolltape.tape.index.queries import annotations_by_hand
 from rolltape.tape.index.rows import LatestScore, RolloutRow
 from rolltape.tape.index.sources import RunSources
 from rolltape.tape.recording.fields import as_text
@@ -114,7 +115,8 @@ class Run:
 
     def annotations_by_hand(self) -> dict[tuple[str, int], Annotations]:
         """The tags and notes of each rollout and try that has a note, or whose tags were added to or taken from."""
-        return self._indexed().annotations_by_hand()
+        found: dict[tuple[str, int], Annotations] = self._indexed().ask(annotations_by_hand)
+        return found
 
     def versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""

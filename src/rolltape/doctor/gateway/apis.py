@@ -5,7 +5,8 @@ The checked gateway may be any program, so nothing here is shared with Rolltape'
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -169,34 +170,30 @@ CHAT = _Chat()
 APIS: tuple[Api, ...] = (CHAT, _Messages(), _Responses())
 
 
+@asynccontextmanager
+async def gateway_client(url: str, key: str | None, model: str | None) -> "AsyncIterator[GatewayClient]":
+    """A client that sends the key in the headers of every API."""
+    keyed = {} if key is None else {"Authorization": f"Bearer {key}", "x-api-key": key}
+    headers, timeout = {"anthropic-version": "2023-06-01", **keyed}, aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False) as http:
+        yield GatewayClient(http, url.rstrip("/").removesuffix("/v1"), key, model or "")
+
+
 class GatewayClient:
-    """Posts to a gateway as an agent does, with the key in the headers of every API."""
+    """Posts to a gateway as an agent does."""
 
-    def __init__(self, url: str, key: str | None, model: str | None) -> None:
-        self.root = url.rstrip("/").removesuffix("/v1")
-        self.model = model or ""
+    def __init__(self, http: aiohttp.ClientSession, root: str, key: str | None, model: str) -> None:
+        self._http = http
+        self.root = root
         self.key = key
-        keyed = {} if key is None else {"Authorization": f"Bearer {key}", "x-api-key": key}
-        self._headers = {"anthropic-version": "2023-06-01", **keyed}
-        self._http: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> "GatewayClient":
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout, trust_env=False)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._http is not None
-        await self._http.close()
+        self.model = model
 
     async def get(self, path: str) -> tuple[int, Any]:
-        assert self._http is not None
         async with self._http.get(self.root + path) as response:
             return response.status, _parsed(await response.read())
 
     async def post(self, path: str, body: Any, *, headers: Json | None = None) -> tuple[int, Any]:
         """The status and the JSON of an answer, or its text; a body of bytes is sent unchanged."""
-        assert self._http is not None
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         own = {"Content-Type": "application/json", **(headers or {})}
         async with self._http.post(self.root + path, data=data, headers=own) as response:
@@ -209,7 +206,6 @@ class GatewayClient:
 
     async def stream(self, api: Api, messages: Sequence[Json], **more: Any) -> ApiReply:
         """One reply by server-sent events."""
-        assert self._http is not None
         body = {**api.ask(self.model, messages), "stream": True, **more}
         async with self._http.post(self.root + api.path, json=body) as response:
             lines = (await response.read()).split(b"\n")  # an event may be longer than aiohttp's longest line

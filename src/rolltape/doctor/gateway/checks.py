@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rolltape.doctor.gateway.apis import APIS, CHAT, TIMEOUT_S, Api, ApiReply, GatewayClient
+from rolltape.doctor.gateway.apis import APIS, CHAT, TIMEOUT_S, Api, ApiReply, GatewayClient, gateway_client
 from rolltape.doctor.results import CheckResult, fault, named, note, ok, warning
 from rolltape.records.turn import common_length
 from rolltape.records.wording import plural
@@ -52,7 +52,7 @@ async def check_gateway(url: str, *, key: str | None = None, model: str | None =
         async for result in check_gateway("http://127.0.0.1:8400", key=session_key):
             print(result.check, result.verdict, result.measured)
     """
-    async with GatewayClient(url, key, model) as client:
+    async with gateway_client(url, key, model) as client:
         probe = GatewayProbe(client)
         for name, check in GATEWAY_CHECKS.items():
             result = await _run(check, probe)

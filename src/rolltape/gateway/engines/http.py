@@ -207,8 +207,8 @@ def error_text(value: Any) -> str:
         if inner is None:
             break
         value = inner
-    told = value if isinstance(value, str) else str(value)
-    return _short(f"{told}: {provider}" if provider else told) or "nothing"
+    text = value if isinstance(value, str) else str(value)
+    return _short(f"{text}: {provider}" if provider else text) or "nothing"
 
 
 def _first(value: Any) -> dict[str, Any] | None:

@@ -7,12 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from rolltape.errors import EngineDied, EngineFault, EngineStopped, EngineUnreachable, PromptError, SamplingError
+from rolltape.errors import (
+    EngineDied,
+    EngineError,
+    EngineFault,
+    EngineStopped,
+    EngineUnreachable,
+    PromptError,
+    SamplingError,
+)
 from rolltape.gateway.engines.protocol import TOP_LOGPROBS, EngineFacts, Generated, Generation
 from rolltape.gateway.engines.sampled import top_side_arrays
 from rolltape.gateway.turn.constraints import Ability
 from rolltape.records.turn import Finish, Ids, LogprobKind
-from rolltape.tiny import EngineReply, Piece, Sampling, TinyEngine, shipped_model
+from rolltape.tiny import Piece, Sampling, TinyEngine, shipped_model
 from rolltape.tiny.sampling import MAX_SEED, TopLogprob
 
 
@@ -40,6 +48,8 @@ class InProcessEngine:
         running: bool = False,
     ) -> None:
         self.name = f"tiny engine ({model})"
+        if logprob_kind is LogprobKind.AFTER_TRUNCATION:
+            raise EngineError(f"{self.name}: it returns no logprobs after truncation; take raw or after_temperature")
         self.engine = engine
         self._model = model
         self._kind = logprob_kind
@@ -67,27 +77,33 @@ class InProcessEngine:
         except (PromptError, SamplingError) as error:
             raise EngineFault(f"{where}: {error}") from None
         except EngineStopped as error:
-            raise EngineDied(f"{where}: {error}", self._partial(so_far, wanted, where)) from None
+            partial = self._generated(so_far, Finish.ABORT, wanted, where) if so_far else None
+            raise EngineDied(f"{where}: {error}", partial) from None
         reply = so_far[-1].reply
         assert reply is not None
         if reply.finish is not Finish.ERROR:
-            return self._generated(reply, wanted, where)
-        if (partial := self._partial(so_far, wanted, where)) is not None:
-            raise EngineDied(f"{where}: {reply.error}", partial)
-        raise EngineFault(f"{where}: {reply.error}")
+            return self._generated(so_far, reply.finish, wanted, where)
+        if not len(reply.ids):
+            raise EngineFault(f"{where}: {reply.error}")
+        raise EngineDied(f"{where}: {reply.error}", self._generated(so_far, Finish.ABORT, wanted, where))
 
-    def _generated(self, reply: EngineReply, wanted: Generation, where: str) -> Generated:
+    def _generated(self, pieces: Sequence[Piece], finish: Finish, wanted: Generation, where: str) -> Generated:
+        """The reply in these pieces."""
+        ids = np.array([token for piece in pieces for token in piece.ids], dtype=np.int32)
+        by_piece = [piece.raw_logprobs if self._is_raw else piece.tempered_logprobs for piece in pieces]
+        last = pieces[-1]
+        stopped_by = None if last.reply is None else last.reply.stopped_by
         return Generated(
-            ids=reply.ids,
-            logprobs=reply.logprobs(self._kind),
-            finish=reply.finish,
-            stop_string=reply.stopped_by if isinstance(reply.stopped_by, str) else None,
+            ids=ids,
+            logprobs=np.concatenate(by_piece, dtype=np.float32),
+            finish=finish,
+            stop_string=stopped_by if isinstance(stopped_by, str) else None,
             # A request keeps the weights that it began with, so both are the same.
-            first_version=reply.version,
-            last_version=reply.version,
+            first_version=last.version,
+            last_version=last.version,
             logprob_kind=self._kind,
-            cached_tokens=reply.cached_tokens,
-            side_arrays=self._tops(reply.top_logprobs, reply.ids, wanted, where),
+            cached_tokens=last.cached_tokens,
+            side_arrays=self._tops([top for piece in pieces for top in piece.top_logprobs], ids, wanted, where),
         )
 
     def _tops(self, tops: Sequence[Sequence[TopLogprob]], ids: Ids, wanted: Generation, where: str) -> dict[str, Any]:
@@ -95,24 +111,6 @@ class InProcessEngine:
             return {}
         listed = [[(one.id, one.raw if self._is_raw else one.tempered) for one in top] for top in tops]
         return top_side_arrays(listed, ids, wanted, where)
-
-    def _partial(self, pieces: Sequence[Piece], wanted: Generation, where: str) -> Generated | None:
-        """The part of a reply that was sampled before its engine failed, or None."""
-        ids = [token for piece in pieces for token in piece.ids]
-        if not ids:
-            return None
-        by_piece = [piece.raw_logprobs if self._is_raw else piece.tempered_logprobs for piece in pieces]
-        sampled = np.array(ids, dtype=np.int32)
-        return Generated(
-            ids=sampled,
-            logprobs=np.concatenate(by_piece, dtype=np.float32),
-            finish=Finish.ABORT,
-            first_version=pieces[-1].version,
-            last_version=pieces[-1].version,
-            logprob_kind=self._kind,
-            cached_tokens=pieces[-1].cached_tokens,
-            side_arrays=self._tops([top for piece in pieces for top in piece.top_logprobs], sampled, wanted, where),
-        )
 
     async def abort(self, generation_id: str) -> None:
         if self.engine.stopped is None and self._running:

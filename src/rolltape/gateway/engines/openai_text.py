@@ -31,14 +31,14 @@ _APPLIES = frozenset(
 )  # top_k and the others are not in OpenAI's API
 _NOT_PASSED_ON = frozenset({"stream", "stream_options", "n"})  # each request is for one reply, not streamed
 _OF_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-_LIMITS = ("max_completion_tokens", "max_tokens")  # the first one has precedence at endpoints
+# The first one has precedence at endpoints. The second one is older, and all but OpenAI's newer models know it.
+_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 class OpenAITextEngine(HttpEngine):
     """`url` is a base URL as for OpenAI's own clients, such as http://127.0.0.1:8000/v1.
 
-    `model` is the model to request; None for the one that the agent named. `limit_field`: some models need
-    `max_completion_tokens`; the field that an agent used is kept.
+    `model` is the model to request; None for the one that the agent named.
     """
 
     token_faithful = False
@@ -46,12 +46,9 @@ class OpenAITextEngine(HttpEngine):
     abilities = frozenset[Ability]()  # the endpoint gets the agent's own demands instead
     streams = False
 
-    def __init__(
-        self, url: str, *, api_key: str | None = None, model: str | None = None, limit_field: str = "max_tokens"
-    ) -> None:
+    def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
         super().__init__("openai", url, api_key, proxy_for(url))
         self._model = model
-        self._limit_field = limit_field
         self._newer_limit: set[str] = set()  # models that refused the older name of the limit
 
     async def facts(self) -> EngineFacts:
@@ -89,7 +86,8 @@ class OpenAITextEngine(HttpEngine):
     def _body(self, wanted: Generation) -> dict[str, Any]:
         request = wanted.request
         model = self._model or request.model
-        default_limit = _LIMITS[0] if model in self._newer_limit else self._limit_field
+        newer, older = _LIMITS
+        default_limit = newer if model in self._newer_limit else older
         decided = {name: value for name, value in wanted.decided.to_dict().items() if name in _APPLIES}
         limit = decided.pop("max_tokens", None)
         if request.raw is None:
@@ -156,30 +154,30 @@ def _text_part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": part["text"]}
 
 
-def _tools(ask: ChatRequest) -> dict[str, Any]:
-    if not ask.tools:
+def _tools(request: ChatRequest) -> dict[str, Any]:
+    if not request.tools:
         return {}
-    choice = ask.tool_choice
-    fields: dict[str, Any] = {"tools": ask.tools, "tool_choice": choice.mode}
+    choice = request.tool_choice
+    fields: dict[str, Any] = {"tools": request.tools, "tool_choice": choice.mode}
     if choice.name is not None:
         named = {"type": "function", "function": {"name": choice.name}}
-        is_offered = any(tool["function"]["name"] == choice.name for tool in ask.tools)
+        is_offered = any(tool["function"]["name"] == choice.name for tool in request.tools)
         fields["tool_choice"] = named if is_offered else "auto"
-    if not ask.parallel_tool_calls:
+    if not request.parallel_tool_calls:
         fields["parallel_tool_calls"] = False
     return fields
 
 
-def _effort(ask: ChatRequest) -> dict[str, Any]:
-    if ask.thinking is False:
+def _effort(request: ChatRequest) -> dict[str, Any]:
+    if request.thinking is False:
         return {"reasoning_effort": "none"}
-    return {} if ask.effort is None else {"reasoning_effort": ask.effort.word}
+    return {} if request.effort is None else {"reasoning_effort": request.effort.word}
 
 
-def _output_form(ask: ChatRequest) -> dict[str, Any]:
-    if ask.output_schema is None:
+def _output_form(request: ChatRequest) -> dict[str, Any]:
+    if request.output_schema is None:
         return {}
-    schema = ask.output_schema.schema
+    schema = request.output_schema.schema
     if schema == {"type": "object"}:
         return {"response_format": {"type": "json_object"}}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}}

@@ -14,16 +14,6 @@ from rolltape.records.turn import Finish, Ids, Turn, TurnFlag, common_length, co
 from rolltape.tape.run import read
 
 
-class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """The first request that differs from the recorded one."""
-
-    turn: str | None  # the recorded turn that it was compared with; None if all were used up
-    request: int  # counted from 0
-    message: int | None  # the first that differs; None if the messages are equal
-    token: int | None  # the first id that differs; None if the ids are equal, or one side has none
-    text: str
-
-
 def open_replay(place: str) -> "ReplayEngine":
     """An engine for `RUN#ROLLOUT` or `RUN#SESSION`."""
     run, _, which = place.rpartition("#")
@@ -35,15 +25,14 @@ def open_replay(place: str) -> "ReplayEngine":
 class ReplayEngine:
     """Answers each request with the recorded turn of the same prompt, equal turns in their order.
 
-    `which` is the id of a rollout (its latest try) or of a session. With `go_on`, a request that departs is answered
-    with the nearest turn; otherwise it is an EngineFault. Either way `departure` describes the first one.
+    `which` is the id of a rollout (its latest try) or of a session.
     """
 
     applies = frozenset(SamplingParams.__struct_fields__)  # a recorded turn had its own parameters
     abilities = frozenset(Ability)  # a recorded turn has its own constraint flag
     streams = False
 
-    def __init__(self, run: str | os.PathLike[str], which: str, *, go_on: bool = False) -> None:
+    def __init__(self, run: str | os.PathLike[str], which: str) -> None:
         self.name = f"replay {os.fspath(run)}#{which}"
         # A failed turn has no reply. If its client retried, the turn of the retry follows.
         self._left = [turn for turn in _turns(run, which) if turn.facts.finish is not Finish.ERROR]
@@ -51,8 +40,6 @@ class ReplayEngine:
             raise NoSuchRollout(f"{self.name}: no turns are recorded there")
         self._model = self._left[0].facts.model
         self.token_faithful = all(_has_ids(turn) for turn in self._left)
-        self.departure: Departure | None = None
-        self._go_on = go_on
         self._requests = 0
 
     async def facts(self) -> EngineFacts:
@@ -61,17 +48,10 @@ class ReplayEngine:
     async def generate(self, wanted: Generation) -> Generated:
         number, self._requests = self._requests, self._requests + 1
         turn = self._recorded(wanted)
-        if turn is not None:
-            self._left.remove(turn)
-            return _generated(turn)
-        nearest = self._nearest(wanted)
-        departure = _departure(nearest, wanted, number)
-        self.departure = self.departure or departure
-        if nearest is None or not self._go_on:
-            raise EngineFault(f"{self.name}: {departure.text}")
-        self._left.remove(nearest)
-        # Its side arrays belong to another prompt.
-        return msgspec.structs.replace(_generated(nearest), side_arrays={})
+        if turn is None:
+            raise EngineFault(f"{self.name}: {_departure(self._nearest(wanted), wanted, number)}")
+        self._left.remove(turn)
+        return _generated(turn)
 
     async def abort(self, generation_id: str) -> None:
         pass
@@ -129,23 +109,21 @@ def _recorded_digests(turn: Turn) -> list[bytes]:
     return [message.canonical for message in turn.prompt.to_list()]
 
 
-def _departure(turn: Turn | None, wanted: Generation, number: int) -> Departure:
+def _departure(turn: Turn | None, wanted: Generation, number: int) -> str:
+    """How a request differs from the recorded turn that is nearest to it; None: all turns were used up."""
     if turn is None:
-        text = f"request {number} comes after the last recorded turn"
-        return Departure(turn=None, request=number, message=None, token=None, text=text)
+        return f"request {number} comes after the last recorded turn"
     recorded_messages, requested = _recorded_digests(turn), _digests(wanted)
-    equal = common_length(recorded_messages, requested)
-    message = None if equal == len(recorded_messages) == len(requested) else equal
-    shared = common_prefix(turn.prompt_ids, wanted.prompt_ids)
+    message = common_length(recorded_messages, requested)
+    where = []
+    if not message == len(recorded_messages) == len(requested):
+        where.append(f"message {message}: {_shown(turn, wanted, message)}")
+    token = common_prefix(turn.prompt_ids, wanted.prompt_ids)
     comparable = _has_ids(turn) and len(wanted.prompt_ids)
-    same = shared == len(turn.prompt_ids) == len(wanted.prompt_ids)
-    token = shared if comparable and not same else None
-    where = [] if message is None else [f"message {message}: {_shown(turn, wanted, message)}"]
-    if token is not None:
+    if comparable and not token == len(turn.prompt_ids) == len(wanted.prompt_ids):
         recorded, came = _id_at(turn.prompt_ids, token), _id_at(wanted.prompt_ids, token)
         where.append(f"token {token}: {recorded} was recorded, but the request has {came}")
-    text = f"request {number} departs from turn {turn.id} at " + "; ".join(where)
-    return Departure(turn=turn.id, request=number, message=message, token=token, text=text)
+    return f"request {number} departs from turn {turn.id} at " + "; ".join(where)
 
 
 def _shown(turn: Turn, wanted: Generation, at: int) -> str:

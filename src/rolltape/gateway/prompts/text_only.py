@@ -26,6 +26,7 @@ class TextOnlyPrompts(ChatPrompts):
         self.fingerprint = "text-only"
         self.spell = lambda _: b""
         self.streams = False
+        self._split_rules = None
 
     @property
     def switches_thinking(self) -> bool:

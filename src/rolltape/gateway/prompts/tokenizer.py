@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders
 
 from rolltape.errors import CheckpointError
 from rolltape.gateway.prompts.chat_template import ChatTemplate
-from rolltape.samples.spelling import spell_by
+from rolltape.samples.spelling import BYTE_LETTERS, spell_by
 
 MAX_BYTES = 64 * 2**20  # about eight million tokens with their texts
 _ENTRY_BYTES = 250  # measured cost of a cached text beside its characters and ids
@@ -29,11 +29,6 @@ _ENTRY_BYTES = 250  # measured cost of a cached text beside its characters and i
 _PRE_TOKENIZERS = frozenset(
     {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
 )
-# How byte-level vocabularies write a byte: printable ones as their Latin-1 character, the others from U+0100 on.
-_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
-_BYTE_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(256 + at): byte for at, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
 
 
 class SpecialText(enum.StrEnum):
@@ -121,9 +116,8 @@ class FolderTokenizer:
         found = self._bytes.get(token)
         if found is None:
             written = (self._tokenizer.id_to_token(token) if token >= 0 else None) or ""
-            letters = [_BYTE_LETTERS.get(letter) for letter in written]
-            plain = [byte for byte in letters if byte is not None]
-            found = bytes(plain) if len(plain) == len(letters) else written.encode()
+            is_spelled = all(letter in BYTE_LETTERS for letter in written)
+            found = bytes(BYTE_LETTERS[letter] for letter in written) if is_spelled else written.encode()
             self._bytes[token] = found
         return found
 

@@ -13,6 +13,7 @@ from rolltape.errors import BadRequest
 from rolltape.export.files import json_line
 from rolltape.export.schema import SAMPLE, RowKind
 from rolltape.gateway.finished import Ending, Finished
+from rolltape.gateway.metrics import add_expositions
 from rolltape.gateway.peers import Siblings
 from rolltape.gateway.server.answering import read_body
 from rolltape.gateway.server.forwarding import BODY, Forwarding
@@ -28,7 +29,6 @@ SCHEMA = 1  # the version of these bodies, increased by a change that breaks rea
 _SUMMED = ("sessions", "in_flight")
 _TALLIES = ("counts", "unbridged", "ignored_params")
 _PER_SECOND = ("turns_per_s", "sampled_tokens_per_s")
-_SAME = ("rolltape_paused", "rolltape_engines_up")  # the same for each worker
 
 _Words = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -195,7 +195,7 @@ class Admin:
     async def _metrics(self, request: web.Request) -> web.Response:
         self._guard.admit_admin(request)
         own, others = self._service.metrics.exposition(), await self._others(request)
-        body = add_metrics([own, *others]) if others else own
+        body = add_expositions([own, *others]) if others else own
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _read(self, request: web.Request, kind: type[T]) -> T:
@@ -266,18 +266,3 @@ def _add_status(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ]
     whole["workers"] = len(parts)
     return whole
-
-
-def add_metrics(parts: Sequence[bytes]) -> bytes:
-    """The combined metrics of all workers, in the order of the first; creation times are the latest."""
-    lines: dict[str, float | None] = {}  # by the text before the value; None for a comment
-    for part in parts:
-        for line in part.decode().splitlines():
-            if line.startswith("#"):
-                lines.setdefault(line)
-                continue
-            name, _, value = line.rpartition(" ")
-            is_same = name.startswith(_SAME) or "_created" in name.partition("{")[0]
-            before = lines.get(name) or 0.0
-            lines[name] = max(before, float(value)) if is_same else before + float(value)
-    return "".join(f"{name}\n" if value is None else f"{name} {value!r}\n" for name, value in lines.items()).encode()

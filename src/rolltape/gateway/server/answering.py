@@ -93,10 +93,10 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
                 raise
             if error.status == 413:
                 why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
-            told = f"{why}: {request.method} {_path(request)}"
+            message = f"{why}: {request.method} {_path(request)}"
             if error.status == 404 and (meant := likely_path(request.path)) is not None:
-                told += f"; change the base URL so that its clients ask at {meant}"
-            return _refusal(request, error.status, told, final=True)
+                message += f"; change the base URL so that its clients ask at {meant}"
+            return _refusal(request, error.status, message, final=True)
         except web.RequestPayloadError as error:  # cut short
             status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"
             return _refusal(request, status, why, final=True)

@@ -57,15 +57,19 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def build_constraint(
-    ask: ChatRequest, form: ReplyForm, thinking: Thinking | None, level: ConstrainLevel, abilities: frozenset[Ability]
+    request: ChatRequest,
+    form: ReplyForm,
+    thinking: Thinking | None,
+    level: ConstrainLevel,
+    abilities: frozenset[Ability],
 ) -> tuple[Constraint | None, list[str]]:
     """The constraint of a request, and what is not enforced, as `ignored_params` lists it."""
-    fields = ask.demands
+    fields = request.demands
     enforced = tuple(field for field in fields if level == "all" or (level == "forced" and field != STRICT))
     ignored = [f"{field}: {_UNENFORCED[field == STRICT]}" for field in fields if field not in enforced]
     if not enforced:
         return None, ignored
-    found = _constraint(ask, enforced, form, thinking)
+    found = _constraint(request, enforced, form, thinking)
     if isinstance(found, Constraint) and found.needs <= abilities:
         return found, ignored
     if isinstance(found, Constraint):
@@ -80,12 +84,12 @@ _UNENFORCED = (
 
 
 def _constraint(
-    ask: ChatRequest, fields: tuple[str, ...], form: ReplyForm, thinking: Thinking | None
+    request: ChatRequest, fields: tuple[str, ...], form: ReplyForm, thinking: Thinking | None
 ) -> Constraint | str:
     """The constraint, or the reason why it cannot be built."""
-    required, callable_ = ask.tool_choice.mode == "required", ask.tool_choice.mode != "none"
-    schema = None if ask.output_schema is None or required else ask.output_schema.schema
-    calls = _callable_tools(ask) if callable_ else {}
+    required, callable_ = request.tool_choice.mode == "required", request.tool_choice.mode != "none"
+    schema = None if request.output_schema is None or required else request.output_schema.schema
+    calls = _callable_tools(request) if callable_ else {}
     if thinking is None:
         return "how this model marks the end of its thinking is not known"
     if required and not calls:
@@ -103,21 +107,21 @@ def _constraint(
         schema=schema,
         calls=calls,
         form=form.call if calls else None,
-        one_call=bool(calls) and (not ask.parallel_tool_calls or form.call is None or form.call.between is None),
+        one_call=bool(calls) and (not request.parallel_tool_calls or form.call is None or form.call.between is None),
         free_text=free_text,
         thinking=thinking,
         think_end_id=form.think_end_id,
     )
 
 
-def _callable_tools(ask: ChatRequest) -> dict[str, dict[str, Any]]:
+def _callable_tools(request: ChatRequest) -> dict[str, dict[str, Any]]:
     """The tools that may be called, with their schemas. Unless a call is forced, only strict tools keep theirs."""
-    forced = ask.tool_choice.mode == "required"
-    tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in ask.all_tools or ()}
+    forced = request.tool_choice.mode == "required"
+    tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.all_tools or ()}
     return {
-        name: schema if schema and (forced or name in ask.strict_tools) else {"type": "object"}
+        name: schema if schema and (forced or name in request.strict_tools) else {"type": "object"}
         for name, schema in tools.items()
-        if ask.tool_choice.name in (None, name)
+        if request.tool_choice.name in (None, name)
     }
 
 
@@ -130,17 +134,17 @@ def can_cut_calls(form: ReplyForm) -> bool:
     return form.call is not None and not form.call.closing
 
 
-def is_met(ask: ChatRequest, message: dict[str, Any]) -> bool:
+def is_met(request: ChatRequest, message: dict[str, Any]) -> bool:
     """Whether a complete reply meets the demands of its request."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    if ask.tool_choice.mode == "required":
+    if request.tool_choice.mode == "required":
         names = {call["name"] for call in calls}
-        if not names or (ask.tool_choice.name is not None and names != {ask.tool_choice.name}):
+        if not names or (request.tool_choice.name is not None and names != {request.tool_choice.name}):
             return False
-    elif ask.output_schema is not None and not calls:
-        return _is_valid(content_text(message.get("content")), ask.output_schema.schema)
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in ask.all_tools or ()}
-    strict = (call for call in calls if call["name"] in ask.strict_tools)
+    elif request.output_schema is not None and not calls:
+        return _is_valid(content_text(message.get("content")), request.output_schema.schema)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.all_tools or ()}
+    strict = (call for call in calls if call["name"] in request.strict_tools)
     return all(_is_valid(call["arguments"], schemas.get(call["name"]) or {}) for call in strict)
 
 

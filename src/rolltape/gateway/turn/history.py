@@ -51,13 +51,13 @@ class HistoryMatch(NamedTuple):
     cut_from: Turn | None = None  # if a part of the reply came back: the turn in which that reply began
 
 
-def keyed(ask: ChatRequest, body_bytes: int = 0) -> ChatRequest:
+def keyed(request: ChatRequest, body_bytes: int = 0) -> ChatRequest:
     """A request with tool results in the order of their calls, the keys of its messages, and its digest."""
-    messages = in_call_order(ask.messages)
+    messages = in_call_order(request.messages)
     keys = tuple(map(_key, messages))
-    if ask.prompt is not None:
-        keys = (_key((ask.prompt.text, ask.prompt.ids, ask.prompt.add_special_tokens)),)
-    return msgspec.structs.replace(ask, messages=messages, message_keys=keys, body_bytes=body_bytes).with_digest()
+    if request.prompt is not None:
+        keys = (_key((request.prompt.text, request.prompt.ids, request.prompt.add_special_tokens)),)
+    return msgspec.structs.replace(request, messages=messages, message_keys=keys, body_bytes=body_bytes).with_digest()
 
 
 class History:
@@ -145,10 +145,10 @@ class History:
         held = (placed.turn for place in (places.held_in(ids) if places else ()) for placed in reversed(place.replies))
         return next((turn for turn in held if not len(turn.messages)), None)
 
-    def place(self, ask: ChatRequest, tools: object, options: dict[str, Any]) -> HistoryMatch:
+    def place(self, request: ChatRequest, tools: object, options: dict[str, Any]) -> HistoryMatch:
         """Match a request's messages with the tree, from the root on."""
         root = self._root(tools, options)
-        given = [self._message(*one) for one in zip(ask.messages, ask.message_keys, itertools.count())]
+        given = [self._message(*one) for one in zip(request.messages, request.message_keys, itertools.count())]
         node = self._tree.roots.get(root.digest)
         if node is None:
             miss = PrefixMiss.TOOLS_CHANGED if self._tree.turns else PrefixMiss.FIRST_TURN

@@ -12,17 +12,14 @@ from rolltape.gateway.wire.chat.request import read_prompt_parts
 from rolltape.gateway.wire.fields import Fields, event, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
-    MOST_CHOICES,
     MOST_LIKELY,
     ChunkStream,
     OpenAIDialect,
     check_ids,
     read_ids,
     read_metadata,
-    read_sampling,
-    read_stop_ids,
+    read_reply_options,
     read_token_details,
-    wants_usage,
 )
 from rolltape.gateway.wire.protocol import Answers, Route
 from rolltape.gateway.wire.reply_tokens import ReplyToken, prompt_ids, reply_ids, reply_logprobs, usage
@@ -41,17 +38,14 @@ def _read_request(raw: bytes) -> ChatRequest:
     """The body of a request; raises BadRequest."""
     body, repaired = read_body(raw)
     _refuse_unservable(body)
+    options = read_reply_options(body, body, "max_tokens")
     return ChatRequest(
         api="completions",
         model=body.name("model"),
         messages=[],
         prompt=_prompt(body),
-        sampling=read_sampling(body, "max_tokens").over(SamplingParams(max_tokens=_MAX_TOKENS)),
-        stop_ids=read_stop_ids(body),
-        n=body.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
+        **options | {"sampling": options["sampling"].over(SamplingParams(max_tokens=_MAX_TOKENS))},
         token_details=_token_details(body),
-        stream=body.maybe_flag("stream") or False,
-        include_usage=wants_usage(body),
         metadata=read_metadata(body),
         repaired=repaired,
         ignored_params=body.all_ignored(*HARMLESS),  # last, since it names the unread fields

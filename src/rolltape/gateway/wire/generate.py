@@ -9,14 +9,11 @@ from rolltape.gateway.request import ChatRequest, GivenPrompt, TokenDetails
 from rolltape.gateway.wire.fields import Fields, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
-    MOST_CHOICES,
     MOST_LIKELY,
     ChunkStream,
     OpenAIDialect,
     read_ids,
-    read_sampling,
-    read_stop_ids,
-    wants_usage,
+    read_reply_options,
 )
 from rolltape.gateway.wire.protocol import Answers, Route
 from rolltape.gateway.wire.reply_tokens import prompt_ids, reply_logprobs, usage
@@ -43,12 +40,8 @@ def _read_request(raw: bytes) -> ChatRequest:
         model=body.maybe_text("model") or "",
         messages=[],
         prompt=GivenPrompt(ids=read_ids(body, "token_ids"), add_special_tokens=False),
-        sampling=read_sampling(params, "max_tokens"),
-        stop_ids=read_stop_ids(params),
-        n=params.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
+        **read_reply_options(body, params, "max_tokens"),
         token_details=_token_details(body, params),
-        stream=body.maybe_flag("stream") or False,
-        include_usage=wants_usage(body),
         repaired=repaired,
         ignored_params=_ignored_params(body, params),  # last, since it names the unread fields
     )

@@ -1,7 +1,7 @@
 """The parts that OpenAI's APIs and vLLM's share: sampling, token ids, `tool_choice`, tools, content, errors."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolltape.errors import BadRequest
@@ -33,7 +33,7 @@ HARMLESS = (
     "prompt_cache_options",
 )
 _HARMLESS_BETAS = ("responses", "assistants", "realtime")  # these only name an API
-MOST_CHOICES = 32  # replies to one request
+_MOST_CHOICES = 32  # replies to one request
 MOST_LIKELY = 20  # tokens beside a sampled one
 TEXT_OR_PARTS = "give a text, or a list of text parts"
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # `any`: Mistral's word
@@ -99,12 +99,6 @@ class ChunkStream:
         return b"".join(event(data) for data in (*chunks, *usage_chunks, b"[DONE]"))
 
 
-def wants_usage(body: Fields) -> bool:
-    """Whether a streamed reply must end with its usage."""
-    options = body.maybe_object("stream_options")
-    return options is not None and options.maybe_flag("include_usage") is True
-
-
 def read_metadata(body: Fields) -> dict[str, Any] | None:
     """The client's metadata, which is recorded with the turn."""
     if body.maybe_flag("store"):
@@ -113,8 +107,22 @@ def read_metadata(body: Fields) -> dict[str, Any] | None:
     return None if metadata is None else metadata.value
 
 
-def read_sampling(body: Fields, *limits: str) -> SamplingParams:
-    """The sampling parameters. `limits` name the fields for the maximum of tokens; the first one set counts."""
+def read_reply_options(body: Fields, params: Fields, *limits: str) -> dict[str, Any]:
+    """The fields of a ChatRequest about how many replies there are, how each is sampled, and how they are sent.
+
+    `params` has the sampling parameters. `limits` name the fields for the maximum of tokens; the first one set counts.
+    """
+    options = body.maybe_object("stream_options")
+    return {
+        "sampling": _read_sampling(params, limits),
+        "stop_ids": tuple(read_ids(params, "stop_token_ids")) if params.get("stop_token_ids") else (),
+        "n": params.maybe_whole("n", least=1, most=_MOST_CHOICES) or 1,
+        "stream": body.maybe_flag("stream") or False,
+        "include_usage": options is not None and options.maybe_flag("include_usage") is True,
+    }
+
+
+def _read_sampling(body: Fields, limits: Sequence[str]) -> SamplingParams:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else body.maybe_texts("stop")
     most = [body.maybe_whole(name, least=1) for name in limits]
@@ -146,11 +154,6 @@ def read_token_details(body: Fields, *, logprobs: bool, top_logprobs: int | None
 def read_ids(body: Fields, name: str) -> list[int]:
     """A list of token ids that must be there."""
     return check_ids(body.maybe_list(name) or body.refuse(name, "give a list of token ids"), body.at(name))
-
-
-def read_stop_ids(body: Fields) -> tuple[int, ...]:
-    """Ids that end a reply as those of the model do, as vLLM's clients name them."""
-    return tuple(read_ids(body, "stop_token_ids")) if body.get("stop_token_ids") else ()
 
 
 def check_ids(given: list[Any], path: str) -> list[int]:

@@ -22,12 +22,9 @@ from rolltape.tape.index.follower import Follower, Stop
 from rolltape.tape.index.loading import Loader, Located, PartPlace
 from rolltape.tape.index.queries import (
     STATUS,
-    Progress,
     annotations_at,
-    annotations_by_hand,
     announced_versions,
     ordered_versions,
-    progress_of,
     source_problems,
 )
 from rolltape.tape.index.rows import SELECT_ROWS, RolloutRow
@@ -230,11 +227,6 @@ class Index:
             raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
         return found
 
-    def annotations_by_hand(self) -> dict[Key, Annotations]:
-        """The tags and notes of each rollout and try that has a note, or whose tags were added to or taken from."""
-        with self._asking() as connection:
-            return annotations_by_hand(connection)
-
     def versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
         with self._asking() as connection:
@@ -274,11 +266,6 @@ class Index:
         with self._asking() as connection:
             rows = connection.execute("SELECT name FROM sources WHERE alive").fetchall()
         return frozenset(name.partition("/")[2] for (name,) in rows)
-
-    def progress(self) -> Progress:
-        """How much of the run is indexed, summarized and searchable."""
-        with self._asking() as connection:
-            return progress_of(connection)
 
     def revision(self) -> tuple[int, int]:
         """When the index was made, and its revision, which grows with every change. One made again begins anew."""

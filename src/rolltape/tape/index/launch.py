@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.errors import DamagedTapeError, TapeError
+from rolltape.errors import TapeError
 from rolltape.extras import arrow_errors
 from rolltape.records.rollout import EventKind, Status
+from rolltape.tape.index.sources import RunSources
 from rolltape.tape.journal.entries import event_crc
 from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, connected
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
-from rolltape.tape.shards.reading import ShardSource, shards_at
+from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.stored import About, Key, about_of, decoded_event, read_errors
 
 _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
@@ -38,11 +39,11 @@ class OtherJournals:
         self._connections: dict[Path, sqlite3.Connection] = {}
         self._paths: list[Path] = []
         self._names: set[str] = set()
-        self._is_still = False
+        self.is_still = False
 
     def paths(self) -> list[Path]:
         """The journals that exist now."""
-        if self._is_still:
+        if self.is_still:
             return self._paths
         # By name, not as paths: this runs for every rollout, and there are seldom new journals.
         try:
@@ -56,11 +57,15 @@ class OtherJournals:
                 self._connections.pop(removed).close()
         return self._paths
 
-    def hold_still(self, still: bool) -> None:
-        """Stop looking for new journals, or look again."""
-        if still:
-            self.paths()
-        self._is_still = still
+    @contextlib.contextmanager
+    def held_still(self) -> Iterator[None]:
+        """Look for no new journals within the block."""
+        self.paths()
+        self.is_still = True
+        try:
+            yield
+        finally:
+            self.is_still = False
 
     def select(self, path: Path, query: str, *values: str | int) -> list[Any]:
         """The rows of one journal for a query, or none if it cannot be read."""
@@ -135,11 +140,9 @@ class SealedTries:
     """The tries in a run's shards, in a table in memory; `on_shard` is called with each shard once."""
 
     def __init__(self, directory: RunDirectory, on_shard: Callable[[ShardSource], None]) -> None:
-        self._directory = directory
+        self._run = RunSources(directory, Place(directory.path), remote_look_s=_FAR_LOOK_S)
         self._on_shard = on_shard
-        self._places: dict[str, Place | None] = {}
-        self._looked_at: dict[str, float] = {}
-        self._known: dict[str, set[str]] = {}  # the shards at each place that were looked at
+        self._known: set[str] = set()  # the names of the shards that were looked at
         self._sources: list[ShardSource] = []
         self._tries = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._tries.execute(
@@ -163,34 +166,19 @@ class SealedTries:
 
     def look(self) -> None:
         """Look for new shards: on this machine each time, at remote places less often, since each look is a request."""
-        urls = [str(self._directory.path)]
-        with contextlib.suppress(DamagedTapeError):  # damage here must not stop the recording; readers report it
-            urls += self._directory.published()
-        for url in urls:
-            if url not in self._places:
-                self._places[url] = None
-                with contextlib.suppress(TapeError):
-                    self._places[url] = Place(url)
-        for place in filter(None, self._places.values()):
-            now = time.monotonic()
-            if place.is_local or now - self._looked_at.get(place.url, -_FAR_LOOK_S) >= _FAR_LOOK_S:
-                self._looked_at[place.url] = now
-                self._look_at(place)
+        for place in self._run.places():
+            # Neither damage nor a place out of reach may stop the recording; readers report it.
+            with contextlib.suppress(TapeError, OSError):
+                for source in self._run.shards_at(place, self._known):
+                    if source.name not in self._known:
+                        with contextlib.closing(source):
+                            self._add(source)
+                            self._on_shard(source)
+                        self._known.add(source.name)
 
     def look_again(self) -> None:
         """Include remote places in the next look."""
-        self._looked_at.clear()
-
-    def _look_at(self, place: Place) -> None:
-        known = self._known.setdefault(place.url, set())
-        try:
-            for source in shards_at(place, known)[0]:
-                with contextlib.closing(source):
-                    self._add(source)
-                    self._on_shard(source)
-                known.add(source.shard)
-        except (TapeError, OSError):
-            pass  # nor may a place out of reach
+        self._run.look_again()
 
     def _add(self, source: ShardSource) -> None:
         number = len(self._sources)
@@ -210,19 +198,13 @@ class LaunchCheck:
         self._others = OtherJournals(directory, own.path)
         self._ahead = FutureEvents(self._others)
         self._sealed = SealedTries(directory, self._ahead.read_shard)
-        self._is_still = False
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
         """Look at other writers once for many lookups in a row. For one thread."""
         self.latest_ns(None)
-        self._others.hold_still(True)
-        self._is_still = True
-        try:
+        with self._others.held_still():
             yield
-        finally:
-            self._is_still = False
-            self._others.hold_still(False)
 
     def look_again(self) -> None:
         """Include remote places in the next lookup."""
@@ -234,7 +216,7 @@ class LaunchCheck:
         # Journals before shards: a try that is sealed in the meantime is found in one of the two.
         for path in self._others.paths():
             found.update(row[0] for row in self._others.select(path, SELECT_TRIES, rollout))
-        if not self._is_still:
+        if not self._others.is_still:
             self._sealed.look()
         return sorted(found.union(self._sealed.of(rollout)))
 
@@ -245,7 +227,7 @@ class LaunchCheck:
     def latest_ns(self, rollout: str | None) -> int:
         """The time of others' latest event about a rollout, or (None) the run, if it is ahead of our clock; else 0."""
         # The tape's own events are not read: each is made later than the one before.
-        if not self._is_still:
+        if not self._others.is_still:
             self._ahead.read_journals()
             self._sealed.look()
         return self._ahead.latest_ns(rollout)

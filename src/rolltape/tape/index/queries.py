@@ -38,15 +38,6 @@ class Progress(NamedTuple):
         return self.indexed >= self.total
 
 
-def progress_of(connection: sqlite3.Connection) -> Progress:
-    """How much of the run is indexed, summarized and searchable."""
-    ((indexed,),) = connection.execute("SELECT count(*) FROM rollouts").fetchall()
-    ((ended,),) = connection.execute(f"SELECT count(*) FROM rollouts WHERE {ENDED}").fetchall()
-    ((summarized,),) = connection.execute("SELECT count(*) FROM summaries").fetchall()
-    ((searchable,),) = connection.execute("SELECT count(*) FROM searchable").fetchall()
-    return Progress(indexed, indexed + count_behind(connection), ended, summarized, searchable)
-
-
 def count_behind(connection: sqlite3.Connection) -> int:
     """How many rollouts were found that are not indexed yet."""
     return int(read_about(connection, "behind", 0))

@@ -1,6 +1,7 @@
 """The journals and shards of a run by the names that the index gives them, and what is new in each of them."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
 from rolltape.tape.stored import Key, Problem, StoredEvent, is_listed
 
-_REMOTE_LOOK_S = 2.0  # between looks at a place that is not local, since each is a request
+_REMOTE_LOOK_S = 2.0
 
 Reader = JournalSource | ShardSource
 
@@ -23,10 +24,11 @@ Reader = JournalSource | ShardSource
 class RunSources:
     """The sources of one run. For one thread at a time."""
 
-    def __init__(self, directory: RunDirectory | None, *places: Place) -> None:
+    def __init__(self, directory: RunDirectory | None, *places: Place, remote_look_s: float = _REMOTE_LOOK_S) -> None:
         self.directory = directory
         self._own = places
-        self._published: dict[str, Place] = {}
+        self._remote_look_s = remote_look_s  # between looks at a place that is not local, since each is a request
+        self._published: dict[str, Place | None] = {}  # None: it cannot be used here
         self._looked_at_s: dict[str, float] = {}
         self._listed: dict[str, list[ShardSource]] = {}
         self._problems: dict[str, list[Problem]] = {}
@@ -37,7 +39,7 @@ class RunSources:
 
     def shards(self, known: set[str]) -> list[ShardSource]:
         """The complete shards at all places. The manifests of known shards are not read again."""
-        return [shard for place in self._places() for shard in self._shards_at(place, known)]
+        return [shard for place in self.places() for shard in self.shards_at(place, known)]
 
     def problems(self) -> list[Problem]:
         """What is wrong with the run's directory and with the places that hold its shards."""
@@ -63,14 +65,15 @@ class RunSources:
         if kind == "journal" and self.directory is not None:
             return JournalSource(self.directory.journals / f"{rest}.sqlite")
         shard, _, url = rest.partition("@")
-        for place in self._places():
+        for place in self.places():
             if kind == "shard" and url == place.url:
                 for found in shards_at(place)[0]:
                     if found.shard == shard:
                         return found
         raise DamagedTapeError(f"{name}: is no longer there")
 
-    def _places(self) -> list[Place]:
+    def places(self) -> list[Place]:
+        """The places that hold shards of the run."""
         published: list[str] = []
         if self.directory is not None:
             with contextlib.suppress(DamagedTapeError):  # `problems` reports it
@@ -80,22 +83,23 @@ class RunSources:
                 try:
                     self._published[url] = Place(url)
                 except TapeError as error:  # such as a URL whose package is not installed here
+                    self._published[url] = None
                     what = f"cannot be reached: {str(error).removeprefix(f'{url}: ')}"
                     self._problems[url] = [Problem(url, what, "the rollouts that were published there")]
-        return [*self._own, *(self._published[url] for url in published if url in self._published)]
+        return [*self._own, *(place for url in published if (place := self._published[url]) is not None)]
 
-    def _shards_at(self, place: Place, known: set[str]) -> list[ShardSource]:
+    def shards_at(self, place: Place, known: set[str]) -> list[ShardSource]:
         """The shards of one place. If it cannot be reached, they are those of the last look."""
         now_s = time.monotonic()
-        if not place.is_local and now_s - self._looked_at_s.get(place.url, -_REMOTE_LOOK_S) < _REMOTE_LOOK_S:
+        if not place.is_local and now_s - self._looked_at_s.get(place.url, -math.inf) < self._remote_look_s:
             return self._listed.get(place.url, [])
         self._looked_at_s[place.url] = now_s
         try:
             held = {one.shard: one for one in self._listed.get(place.url, ()) if one.name in known}
             listed = place.shard_ids()
             found, problems = shards_at(place, held, listed) if listed else ([], [])
-            there = set(place.shard_ids()) if held else set()
-            if place.about() is None and (self.directory is None or place not in self._own):
+            there = set(place.shard_ids() if held and found else listed)
+            if (self.directory is None or place not in self._own) and place.about() is None:
                 what = "shards of this run were published there, it holds no run now"
                 problems.append(Problem(place.url, what, ""))
         except (TapeError, OSError) as error:

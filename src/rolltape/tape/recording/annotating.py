@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 from rolltape.errors import NoSuchRollout, RecordError
 from rolltape.records.rollout import MOST_NOTE_CHARACTERS, MOST_TAG_CHARACTERS, EventKind, Rollout, TokenRange
 from rolltape.tape.journal.entries import NewEvent
-from rolltape.tape.recording.fields import as_count, as_text
+from rolltape.tape.recording.fields import as_count, as_items, as_text
 from rolltape.tape.run import Run
 
 _NOTE_DIGITS = 12
@@ -66,9 +66,10 @@ def _event(
     try_index: int | None = None,
 ) -> NewEvent:
     where = _where(rollout_id, turn)
-    if tokens is not None and turn is None:
-        raise RecordError(f"{where}: tokens {tuple(tokens)} without a turn; give the turn that they belong to")
-    place = {} if tokens is None else {"tokens": list(as_token_range(tokens, where))}
+    span = None if tokens is None else as_token_range(tokens, where)
+    if span is not None and turn is None:
+        raise RecordError(f"{where}: tokens {span} without a turn; give the turn that they belong to")
+    place = {} if span is None else {"tokens": list(span)}
     return NewEvent(kind, rollout_id, data | place, by, try_index, turn)
 
 
@@ -105,8 +106,9 @@ def _text(given: object, where: str) -> str:
 
 def as_token_range(tokens: Sequence[int], where: str) -> TokenRange:
     """Tokens of a turn as [start, stop)."""
+    tokens = as_items(tokens, f"{where}: tokens", "two numbers")
     if len(tokens) != 2:
-        raise RecordError(f"{where}: tokens are {list(tokens)!r}; give where they start and stop, such as (120, 121)")
+        raise RecordError(f"{where}: tokens are {tokens!r}; give where they start and stop, such as (120, 121)")
     start, stop = (as_count(one, f"{where}: tokens") for one in tokens)
     if not start < stop:
         raise RecordError(f"{where}: tokens start at {start} and stop at {stop}; the stop must be larger")

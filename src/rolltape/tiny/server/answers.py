@@ -10,7 +10,7 @@ import numpy as np
 from rolltape.records.turn import Finish, LogprobKind
 from rolltape.tiny.request import EngineReply, Piece
 from rolltape.tiny.sampling import TopLogprob
-from rolltape.tiny.server.bodies import Asked
+from rolltape.tiny.server.bodies import PromptRequest
 from rolltape.tiny.text import GrowingText, TokenTexts
 
 Json = dict[str, Any]
@@ -19,12 +19,12 @@ Json = dict[str, Any]
 class SglangAnswer:
     """One prompt's answer: `take` adds pieces of a reply, and at any time it can be written as SGLang would."""
 
-    def __init__(self, asked: Asked, texts: TokenTexts | None, kind: LogprobKind) -> None:
-        self._asked = asked
+    def __init__(self, wanted: PromptRequest, texts: TokenTexts | None, kind: LogprobKind) -> None:
+        self._wanted = wanted
         self._texts = texts
         self._kind = kind
         self._started = time.perf_counter()
-        self._growing = None if texts is None else GrowingText(texts, skip_special=asked.skip_special)
+        self._growing = None if texts is None else GrowingText(texts, skip_special=wanted.skip_special)
         self._text = ""
         self._ids: list[int] = []
         self._logprobs: list[list[Any]] = []
@@ -35,7 +35,7 @@ class SglangAnswer:
     def is_due(self, piece: Piece) -> bool:
         """Whether to send an event after this piece: for the first id, after each interval, and at the end."""
         count = len(self._ids) - self._given_ids
-        return piece.reply is not None or count >= (self._asked.stream_interval if self._given_ids else 1)
+        return piece.reply is not None or count >= (self._wanted.stream_interval if self._given_ids else 1)
 
     def whole(self, piece: Piece) -> Json:
         """The answer so far, up to the last piece."""
@@ -60,7 +60,7 @@ class SglangAnswer:
         self._ids += piece.ids
         if self._growing is not None:
             self._text += "".join(map(self._growing.add, piece.ids))
-        if self._asked.logprobs:
+        if self._wanted.logprobs:
             values = piece.raw_logprobs if self._kind is LogprobKind.RAW else _after_truncation(piece)
             self._logprobs += [self._triple(value, token) for value, token in zip(values, piece.ids, strict=True)]
             self._tops += [self._triples(top) for top in piece.top_logprobs]
@@ -70,8 +70,8 @@ class SglangAnswer:
         reply = piece.reply
         meta: Json = {
             "id": piece.request_id,
-            "finish_reason": None if reply is None else finish_reason(reply, self._asked.sampling.max_tokens),
-            "prompt_tokens": len(self._asked.prompt_ids),
+            "finish_reason": None if reply is None else finish_reason(reply, self._wanted.sampling.max_tokens),
+            "prompt_tokens": len(self._wanted.prompt_ids),
             "weight_version": piece.version,
             "num_retractions": 0,
             "completion_tokens": len(self._ids),
@@ -79,7 +79,7 @@ class SglangAnswer:
         }
         if reply is not None:
             meta["e2e_latency"] = time.perf_counter() - self._started
-        if self._asked.logprobs:
+        if self._wanted.logprobs:
             meta |= self._logprob_fields(reply)
         if self._kept and reply is not None:
             ends = np.cumsum([0, *map(len, self._kept)])
@@ -91,14 +91,14 @@ class SglangAnswer:
     def _shown(self, reply: EngineReply | None) -> str:
         """The text; while it grows, without a possible beginning of a stop string."""
         if reply is None:
-            return self._text[: len(self._text) - held_back(self._text, self._asked.sampling.stop_strings)]
+            return self._text[: len(self._text) - held_back(self._text, self._wanted.sampling.stop_strings)]
         assert self._texts is not None
         ids, until = self._ids, None
-        if self._asked.trim_stop and reply.finish is Finish.STOP:
+        if self._wanted.trim_stop and reply.finish is Finish.STOP:
             ids = ids[:-1]
-        if self._asked.trim_stop and reply.finish is Finish.STOP_STRING:
+        if self._wanted.trim_stop and reply.finish is Finish.STOP_STRING:
             until = reply.stop_at
-        return self._texts.decode(ids, skip_special=self._asked.skip_special, until=until)
+        return self._texts.decode(ids, skip_special=self._wanted.skip_special, until=until)
 
     def _logprob_fields(self, reply: EngineReply | None) -> Json:
         fields: Json = {
@@ -106,7 +106,7 @@ class SglangAnswer:
             "output_token_logprobs": list(self._logprobs),
             "output_token_logprobs_length": len(self._logprobs),
         }
-        if self._asked.sampling.top_logprobs:
+        if self._wanted.sampling.top_logprobs:
             prompt_tops = () if reply is None else reply.prompt_top_logprobs
             fields["input_top_logprobs"] = [self._triples(top) or None for top in prompt_tops]
             fields["output_top_logprobs"] = list(self._tops)
@@ -115,11 +115,11 @@ class SglangAnswer:
     def _prompt_triples(self, reply: EngineReply) -> list[list[Any]]:
         # The first reported token never has a logprob, as in SGLang.
         values = [None, *reply.prompt_logprobs[1:]]
-        ids = self._asked.prompt_ids[self._asked.logprob_start :]
+        ids = self._wanted.prompt_ids[self._wanted.logprob_start :]
         return [self._triple(value, token) for value, token in zip(values, ids, strict=False)]
 
     def _triple(self, value: float | None, token: int) -> list[Any]:
-        text = self._texts.decode([token]) if self._asked.logprob_texts and self._texts is not None else None
+        text = self._texts.decode([token]) if self._wanted.logprob_texts and self._texts is not None else None
         return [value, token, text]
 
     def _triples(self, top: tuple[TopLogprob, ...]) -> list[list[Any]]:

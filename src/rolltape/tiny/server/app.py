@@ -17,9 +17,9 @@ from rolltape.tiny.sampling import Sampling
 from rolltape.tiny.server.answers import Json, SglangAnswer
 from rolltape.tiny.server.bodies import (
     AbortBody,
-    Asked,
     BodyError,
     PauseBody,
+    PromptRequest,
     UpdateBody,
     VersionBody,
     decode,
@@ -84,39 +84,39 @@ class EngineServer:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = decode_generate(await request.read())
-        asked, many = parse_prompts(body, self.engine)
+        wanted, many = parse_prompts(body, self.engine)
         if body.stream:
-            return await self._stream(request, asked, many)
-        answers = await _all_or_none([self._whole(one) for one in asked])
+            return await self._stream(request, wanted, many)
+        answers = await _all_or_none([self._whole(one) for one in wanted])
         for reason in (answer["meta_info"]["finish_reason"] for answer in answers):
             if reason.get("status_code") is not None:
                 return _error(reason["message"], HTTPStatus.INTERNAL_SERVER_ERROR)
         return _json(answers if many else answers[0])
 
-    async def _whole(self, asked: Asked) -> Json:
-        answer = SglangAnswer(asked, self.engine.texts, self._kind)
-        pieces = self.engine.stream(asked.prompt_ids, asked.sampling, request_id=asked.request_id, whole=True)
+    async def _whole(self, wanted: PromptRequest) -> Json:
+        answer = SglangAnswer(wanted, self.engine.texts, self._kind)
+        pieces = self.engine.stream(wanted.prompt_ids, wanted.sampling, request_id=wanted.request_id, whole=True)
         async with aclosing(pieces):
             piece = await anext(pieces)
             answer.take(piece)
             return answer.whole(piece)
 
-    async def _stream(self, request: web.Request, asked: list[Asked], many: bool) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, wanted: list[PromptRequest], many: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         # Checked before the stream begins, so that an invalid request gets an error status.
-        for one in asked:
+        for one in wanted:
             self.engine.checked(one.prompt_ids, one.sampling, request_id=one.request_id)
         await response.prepare(request)
-        async with aclosing(self._events(asked, many)) as events:
+        async with aclosing(self._events(wanted, many)) as events:
             async for event in events:
                 await response.write(event)
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _events(self, asked: list[Asked], many: bool) -> AsyncGenerator[bytes, None]:
+    async def _events(self, wanted: list[PromptRequest], many: bool) -> AsyncGenerator[bytes, None]:
         """The events of all prompts, as they come."""
         queue: asyncio.Queue[Json | EngineError] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._follow(index, one, queue)) for index, one in enumerate(asked)]
+        tasks = [asyncio.create_task(self._follow(index, one, queue)) for index, one in enumerate(wanted)]
         try:
             ended = 0
             while ended < len(tasks):
@@ -131,11 +131,11 @@ class EngineServer:
         finally:
             await _cancelled(tasks)
 
-    async def _follow(self, index: int, asked: Asked, queue: "asyncio.Queue[Json | EngineError]") -> None:
-        answer = SglangAnswer(asked, self.engine.texts, self._kind)
+    async def _follow(self, index: int, wanted: PromptRequest, queue: "asyncio.Queue[Json | EngineError]") -> None:
+        answer = SglangAnswer(wanted, self.engine.texts, self._kind)
         write = answer.delta if self._incremental else answer.whole
         try:
-            pieces = self.engine.stream(asked.prompt_ids, asked.sampling, request_id=asked.request_id)
+            pieces = self.engine.stream(wanted.prompt_ids, wanted.sampling, request_id=wanted.request_id)
             async with aclosing(pieces):
                 async for piece in pieces:
                     answer.take(piece)

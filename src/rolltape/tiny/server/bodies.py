@@ -98,7 +98,7 @@ class PauseBody(msgspec.Struct, kw_only=True):
     mode: str = "abort"
 
 
-class Asked(NamedTuple):
+class PromptRequest(NamedTuple):
     """One prompt of a body, ready for the engine."""
 
     request_id: str | None
@@ -147,7 +147,7 @@ def _unexpected(error: Exception) -> BodyError:
     return BodyError(f"the body is not as expected: {error}")
 
 
-def parse_prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[Asked], bool]:
+def parse_prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[PromptRequest], bool]:
     """The prompts of a body, and whether it has a list, so that the answer is a list too."""
     prompts, many = _prompts(body, engine)
     if not prompts:
@@ -163,7 +163,7 @@ def parse_prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[Asked], 
     starts = _spread(body.logprob_start_len, count, many, "logprob_start_len")
     tops = _spread(body.top_logprobs_num, count, many, "top_logprobs_num")
     given_each = zip(prompts, params, ids, logprobs, starts, tops, strict=True)
-    return [_asked(body, engine, *one) for one in given_each], many
+    return [_prompt_request(body, engine, *one) for one in given_each], many
 
 
 def _prompts(body: GenerateBody, engine: TinyEngine) -> tuple[list[list[int]], bool]:
@@ -195,7 +195,7 @@ def _spread(value: _Value | list[_Value] | None, count: int, many: bool, name: s
     return list(value)
 
 
-def _asked(
+def _prompt_request(
     body: GenerateBody,
     engine: TinyEngine,
     prompt: list[int],
@@ -204,7 +204,7 @@ def _asked(
     logprobs: bool | None,
     start: int | None,
     top: int | None,
-) -> Asked:
+) -> PromptRequest:
     params = SglangSampling() if params is None else params
     # In SGLang -1 means the prompt's last id.
     start = max(len(prompt) - 1, 0) if start is None or start == -1 else start
@@ -213,7 +213,7 @@ def _asked(
     interval = 1 if params.stream_interval is None else params.stream_interval
     if interval < 1:
         raise BodyError(f"stream_interval {interval}; it is at least 1")
-    return Asked(
+    return PromptRequest(
         request_id=request_id,
         prompt_ids=prompt,
         sampling=_sampling(params, engine, prompt_from=start if logprobs else None, top=(top or 0) if logprobs else 0),

@@ -168,14 +168,10 @@ def parse_segments(spans: list[VersionSpan] | None, count: int, where: str) -> t
 
 
 class RoutedExperts:
-    """Asks for rows of new tokens only, once a whole answer has shown how wide a row is.
+    """Asks for rows of new tokens only, once a whole answer has shown how wide a row is. Rows are kept flat."""
 
-    `shape` is (layers, experts per token); None: it is not known, and rows are kept flat.
-    """
-
-    def __init__(self, shape: tuple[int, int] | None = None) -> None:
-        self._shape = shape
-        self._width = None if shape is None else shape[0] * shape[1]
+    def __init__(self) -> None:
+        self._width: int | None = None  # None: not known yet
 
     def first_wanted(self, wanted: Generation) -> int:
         """From which token on rows are to be sent."""
@@ -196,9 +192,8 @@ class RoutedExperts:
             raise EngineFault(
                 f"{where}: {len(values)} routed experts, {width} a token, but {fed - first} tokens were fed"
             )
-        shape = (rows, width) if self._shape is None else (rows, *self._shape)
         start = max(wanted.held_tokens, first)
-        return {"start": start, "values": values.reshape(shape)[start - first :]}
+        return {"start": start, "values": values.reshape(rows, width)[start - first :]}
 
 
 def kept_side_arrays(

@@ -64,8 +64,7 @@ class SglangEngine(HttpEngine):
 
     `logprob_kind`: None for what the server reports, else SGLang's default: after temperature, before top-p. A server
     started with SGLANG_RETURN_ORIGINAL_LOGPROB returns raw logprobs and does not report it.
-    `routed_experts` needs a server started with --enable-return-routed-experts. `expert_shape` is (layers, experts
-    per token); without it the rows are flat.
+    `routed_experts` needs a server started with --enable-return-routed-experts.
     `kept_ids`: request the ids that top-p, top-k and min-p kept at each place. It needs SGLang with slime's patch,
     whose logprobs are then after truncation.
     """
@@ -81,18 +80,17 @@ class SglangEngine(HttpEngine):
         api_key: str | None = None,
         logprob_kind: LogprobKind | None = None,
         routed_experts: bool = False,
-        expert_shape: tuple[int, int] | None = None,
         kept_ids: bool = False,
     ) -> None:
         super().__init__("sglang", url, api_key)
         self.applies = _APPLIES
         self.abilities = _ABILITIES
         self._kind = logprob_kind
-        self._has_said = False  # the server has reported the next two
-        self._said_kind: LogprobKind | None = None
+        self._has_reported = False  # the server has reported the next two
+        self._reported_kind: LogprobKind | None = None
         self._incremental = False  # events have only new ids
         self._version: str | None = None  # as last reported
-        self._experts = RoutedExperts(expert_shape) if routed_experts else None
+        self._experts = RoutedExperts() if routed_experts else None
         self._wants_kept_ids = kept_ids
 
     async def facts(self) -> EngineFacts:
@@ -102,7 +100,7 @@ class SglangEngine(HttpEngine):
             await self._http.get("/server_info", "/get_server_info"), _SERVER_INFO, f"{self.name} server_info"
         )
         cards = decoded(await self._http.get("/v1/models"), MODEL_CARDS, f"{self.name} /v1/models").data
-        self._has_said, self._said_kind = True, server.logprob_kind
+        self._has_reported, self._reported_kind = True, server.logprob_kind
         self._incremental = server.incremental_streaming_output is True
         self.abilities = _ABILITIES_BY_BACKEND.get(server.grammar_backend or "", _ABILITIES)
         # SGLang applies a request's seed only in its deterministic mode.
@@ -116,7 +114,7 @@ class SglangEngine(HttpEngine):
         )
 
     async def generate(self, wanted: Generation) -> Generated:
-        if not self._has_said:
+        if not self._has_reported:
             await self.facts()  # to know the weight version before the reply, if there is one
         version = self._version
         experts_from = 0 if self._experts is None else self._experts.first_wanted(wanted)
@@ -178,7 +176,7 @@ class SglangEngine(HttpEngine):
         return self._wants_kept_ids and truncates(wanted.sampling)
 
     def _logprob_kind(self, wanted: Generation) -> LogprobKind:
-        kind = self._kind or self._said_kind or LogprobKind.AFTER_TEMPERATURE
+        kind = self._kind or self._reported_kind or LogprobKind.AFTER_TEMPERATURE
         is_cut = self._asks_for_kept_ids(wanted) and wanted.sampling.temperature != 0
         return LogprobKind.AFTER_TRUNCATION if is_cut and kind is LogprobKind.AFTER_TEMPERATURE else kind
 

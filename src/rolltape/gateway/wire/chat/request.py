@@ -7,7 +7,6 @@ from rolltape.gateway.request import ChatRequest, Effort
 from rolltape.gateway.wire.fields import Fields, printable, read_body
 from rolltape.gateway.wire.openai import (
     HARMLESS,
-    MOST_CHOICES,
     MOST_LIKELY,
     TEXT_OR_PARTS,
     ToolOffer,
@@ -16,11 +15,9 @@ from rolltape.gateway.wire.openai import (
     read_effort,
     read_metadata,
     read_output_schema,
-    read_sampling,
-    read_stop_ids,
+    read_reply_options,
     read_token_details,
     read_tool_choice,
-    wants_usage,
 )
 from rolltape.records.jsonable import encode_json
 
@@ -44,16 +41,12 @@ def read_request(raw: bytes) -> ChatRequest:
         tools=offer.tools or None,
         tool_choice=choice,
         parallel_tool_calls=body.maybe_flag("parallel_tool_calls") is not False,
-        sampling=read_sampling(body, "max_completion_tokens", "max_tokens"),
-        stop_ids=read_stop_ids(body),
-        n=body.maybe_whole("n", least=1, most=MOST_CHOICES) or 1,
+        **read_reply_options(body, body, "max_completion_tokens", "max_tokens"),
         token_details=read_token_details(
             body,
             logprobs=body.maybe_flag("logprobs") or False,
             top_logprobs=body.maybe_whole("top_logprobs", least=0, most=MOST_LIKELY),
         ),
-        stream=body.maybe_flag("stream") or False,
-        include_usage=wants_usage(body),
         thinking=thinking,
         effort=effort,
         custom_tools=frozenset(offer.custom_tools),

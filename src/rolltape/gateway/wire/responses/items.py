@@ -164,8 +164,8 @@ class ItemStream:
         if self._open == "reasoning":
             yield ResponsesEvent("response.reasoning_text.done", at | {"text": part["text"]})
         else:
-            told = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield ResponsesEvent("response.output_text.done", at | told)
+            whole = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield ResponsesEvent("response.output_text.done", at | whole)
         yield ResponsesEvent("response.content_part.done", at | {"part": part})
         yield self._done(item)
         self._open = None
