@@ -170,9 +170,9 @@ async def test_a_prompt_that_it_cannot_take_is_a_fault_in_its_own_words(url: str
 
 
 def entries(*pairs: tuple[int, float]) -> list[Any]:
-    from rolltape.gateway.engines.llamacpp import _TokenLogprob
+    from rolltape.gateway.engines.llamacpp import _CompletionProbability
 
-    return [_TokenLogprob(token, value) for token, value in pairs]
+    return [_CompletionProbability(token, value) for token, value in pairs]
 
 
 def test_a_logprob_whose_place_is_not_certain_is_not_given() -> None:

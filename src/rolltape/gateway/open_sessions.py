@@ -37,7 +37,7 @@ _LIKE = 64  # conversations with the same beginning that are compared, the lates
 _LOOKS_PER_IDLE = 10
 
 
-class _Entry(NamedTuple):
+class _OpenedSession(NamedTuple):
     """An open session, and the keys by which it is found."""
 
     session: OpenSession
@@ -63,7 +63,7 @@ class OpenSessions:
         self._turns = turns
         self._open_session = open_session
         self._find_left = find_left
-        self._entries: dict[str, _Entry] = {}  # by session id
+        self._entries: dict[str, _OpenedSession] = {}  # by session id
         self._found: dict[tuple[str, str | bytes], list[OpenSession]] = defaultdict(list)  # by API key and name
         self._by_conversation: dict[tuple[str, bytes], list[OpenSession]] = defaultdict(list)  # and by API key
         self._minted: dict[tuple[str, str], OpenSession] = {}  # by API key, and the id of a reply or a call
@@ -111,7 +111,7 @@ class OpenSessions:
         return session
 
     def _add(self, session: OpenSession, key: str, name: str | bytes, opening: str = "") -> None:
-        self._entries[session.id] = _Entry(session, key, name, opening, [], [], set())
+        self._entries[session.id] = _OpenedSession(session, key, name, opening, [], [], set())
         self._found[key, name].append(session)
 
     async def _taken_over(self, key: str, name: str | bytes) -> list[OpenSession]:

@@ -54,7 +54,7 @@ def filter(  # noqa: A001 - the name of the command
         elif given:
             found = _apply(tape, *_rule(tape, rows, stale, reject))
         else:
-            found = _Found(_current(tape, rows, _ALREADY), (), len(rows), already="filtered")
+            found = _Filtering(_current(tape, rows, _ALREADY), (), len(rows), already="filtered")
         if found.statements and not dry_run:
             with rolltape.open(tape.run.location) as writer:
                 writer.append_events(found.statements)
@@ -71,7 +71,7 @@ class _Line(NamedTuple):
     change: str
 
 
-class _Found(NamedTuple):
+class _Filtering(NamedTuple):
     lines: list[_Line]
     statements: Sequence[NewEvent]  # to append to the tape
     judged: int  # rollouts
@@ -98,7 +98,7 @@ def _rule(
     return filters.STALE, filters.stale(rows, versions, limit)
 
 
-def _apply(tape: OpenedRun, by: str, given: Iterable[Verdict]) -> _Found:
+def _apply(tape: OpenedRun, by: str, given: Iterable[Verdict]) -> _Filtering:
     """The changes that bring the filters of a rule up to date."""
     verdicts = list(given)
     statements = filters.changes(tape.run, verdicts, by)
@@ -111,10 +111,10 @@ def _apply(tape: OpenedRun, by: str, given: Iterable[Verdict]) -> _Found:
         elif verdict.key in changed:
             lines.append(_Line(verdict.key, by, before[verdict.key][by], _TAKEN_BACK))
     unjudged = Counter(verdict.unjudged for verdict in verdicts if verdict.unjudged is not None)
-    return _Found(lines, statements, len(verdicts) - unjudged.total(), unjudged)
+    return _Filtering(lines, statements, len(verdicts) - unjudged.total(), unjudged)
 
 
-def _undo(tape: OpenedRun, rows: Sequence[RolloutRow], by: str | None) -> _Found:
+def _undo(tape: OpenedRun, rows: Sequence[RolloutRow], by: str | None) -> _Filtering:
     known = {event.by for event in tape.run.remarks(EventKind.FILTER) if event.by is not None}
     if by is not None and by not in known:
         there_are = ", ".join(sorted(known)) or "none"
@@ -122,7 +122,7 @@ def _undo(tape: OpenedRun, rows: Sequence[RolloutRow], by: str | None) -> _Found
     statements = filters.undone(tape.run, rows, by)
     taken = {(one.rollout, one.try_index) for one in statements}
     lines = [line for line in _current(tape, rows, _TAKEN_BACK) if line.key in taken and by in (None, line.by)]
-    return _Found(lines, statements, len(rows), otherwise="nothing to undo")
+    return _Filtering(lines, statements, len(rows), otherwise="nothing to undo")
 
 
 def _current(tape: OpenedRun, rows: Sequence[RolloutRow], change: str) -> list[_Line]:
@@ -131,7 +131,7 @@ def _current(tape: OpenedRun, rows: Sequence[RolloutRow], change: str) -> list[_
     return [_Line(row.key, by, why, change) for row in rows for by, why in before.get(row.key, {}).items()]
 
 
-def _print(found: _Found, rows: dict[tuple[str, int], RolloutRow], *, as_json: bool, dry_run: bool) -> None:
+def _print(found: _Filtering, rows: dict[tuple[str, int], RolloutRow], *, as_json: bool, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     words = {_NOW: f"{would}filtered", _ALREADY: found.already, _TAKEN_BACK: f"{would}undone"}
     counts = Counter(change for _, change in {(line.key, line.change) for line in found.lines})

@@ -24,7 +24,7 @@ _SEEDS = 2**32 - 1
 _FINISHES = {"eos": Finish.STOP, "word": Finish.STOP_STRING, "limit": Finish.LENGTH}
 
 
-class _TokenLogprob(msgspec.Struct):
+class _CompletionProbability(msgspec.Struct):
     id: int
     logprob: float | None = None
 
@@ -39,7 +39,7 @@ class _Completion(msgspec.Struct):
     tokens_evaluated: int
     truncated: bool = False
     stopping_word: str = ""
-    completion_probabilities: list[_TokenLogprob] = []
+    completion_probabilities: list[_CompletionProbability] = []
     timings: _Timings = _Timings()
 
 
@@ -127,7 +127,7 @@ def _generated(wanted: Generation, answer: _Completion, where: str) -> Generated
     )
 
 
-def placed(tokens: Sequence[int], entries: Sequence[_TokenLogprob], where: str) -> list[float | None]:
+def placed(tokens: Sequence[int], entries: Sequence[_CompletionProbability], where: str) -> list[float | None]:
     """The logprob of each token; None if its entry is missing, or could belong to another token.
 
     Entries are in order. An entry is certain if its leftmost possible place is also its rightmost.

@@ -31,14 +31,14 @@ _NO_LOGPROB = -9999.0
 _TOKEN_ID = "token_id:"  # before an id in place of a token's text
 
 
-class _Logprobs(msgspec.Struct):
+class _CompletionLogprobs(msgspec.Struct):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None = None  # by `token_id:N`
 
 
 class _StreamChoice(msgspec.Struct):
     token_ids: list[int] | None = None
-    logprobs: _Logprobs | None = None
+    logprobs: _CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 

@@ -209,7 +209,7 @@ class TextEncoder:
         return ids
 
 
-class _Entry(NamedTuple):
+class _EncodedText(NamedTuple):
     ids: "array[int]"
     size: int
 
@@ -220,7 +220,7 @@ class _RecentTexts:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, _EncodedText] = OrderedDict()
         self._lock = Lock()
 
     def get(self, text: str) -> list[int] | None:
@@ -233,7 +233,7 @@ class _RecentTexts:
 
     def put(self, text: str, ids: list[int]) -> None:
         compact = array("i", ids)
-        entry = _Entry(compact, sys.getsizeof(text) + compact.itemsize * len(compact) + _ENTRY_BYTES)
+        entry = _EncodedText(compact, sys.getsizeof(text) + compact.itemsize * len(compact) + _ENTRY_BYTES)
         if entry.size > self._max_bytes:
             return
         with self._lock:

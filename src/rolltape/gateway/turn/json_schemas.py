@@ -32,7 +32,7 @@ def follows_schema(value: Any, schema: Any) -> bool:
         follows_schema({"n": 1}, {"type": "object", "required": ["n"]})  # True
     """
     try:
-        return _Check(schema).follows(value, schema)
+        return _ValueCheck(schema).follows(value, schema)
     except (_TooManySteps, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return True
 
@@ -41,7 +41,7 @@ class _TooManySteps(Exception):
     """The check of a value took too many steps."""
 
 
-class _Check:
+class _ValueCheck:
     """One check of a value against a schema; `root` has the `$defs` that its references point to."""
 
     def __init__(self, root: Any) -> None:

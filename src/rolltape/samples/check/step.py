@@ -71,12 +71,12 @@ def check_step(
     held = list(records)
     first, *others = dict.fromkeys([*([policy] if policy else []), *given_policies(run), *PRESETS.values()])
 
-    def checked(times: Mapping[str, int]) -> tuple[_Check, tuple[UnseenSample, ...]]:
-        check = _Check(run, step, [first], times)
+    def checked(times: Mapping[str, int]) -> tuple[_CheckState, tuple[UnseenSample, ...]]:
+        check = _CheckState(run, step, [first], times)
         unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
         if not check.is_explained:
             # Cutting by all policies takes longer, and is needed only where the first does not explain the step.
-            check = _Check(run, step, [first, *others], times)
+            check = _CheckState(run, step, [first, *others], times)
             unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
         return check, unseen
 
@@ -130,7 +130,7 @@ class _Made(NamedTuple):
         return any(sample in made for made in self.samples)
 
 
-class _Found(NamedTuple):
+class _ComparedRecord(NamedTuple):
     """A record, and the sample that it was compared with."""
 
     record: TokenRecord
@@ -140,7 +140,7 @@ class _Found(NamedTuple):
     made: _Made
 
 
-class _Check:
+class _CheckState:
     """The state of a step's check: its records by rollout, and what was found so far.
 
     `times` has, by group, the time up to which attempts, filters and grades count. Without a time, all count.
@@ -164,7 +164,7 @@ class _Check:
         self._rollouts = {rollout for rollout, _ in self._group_of}
         self._records: dict[Key, list[TokenRecord]] = {}
         self._made: list[_Made] = []
-        self._found: list[_Found] = []
+        self._found: list[_ComparedRecord] = []
         self._counted: set[Key] = set()  # the tries that count
         self._unknown: set[str] = set()  # groups with samples that none of the policies makes
         self._credited: list[CreditedRecord] = []
@@ -264,7 +264,7 @@ class _Check:
             self.seen.add(sample.id)  # a record of 0.1.0 has another id for it
             for difference in chain(differences, self._compare_origin(record, rollout)):
                 self._find(record, difference, sample.spans)
-            self._found.append(_Found(record, sample.id, sample.spans, rollout.reward, self._made[-1]))
+            self._found.append(_ComparedRecord(record, sample.id, sample.spans, rollout.reward, self._made[-1]))
 
     def choose_policy(self) -> None:
         """Decide which policy made the step's samples: the one that misses fewest of them and makes fewest others.
