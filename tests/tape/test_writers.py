@@ -171,7 +171,7 @@ def test_every_acknowledged_turn_survives_kill_9(
     lost = [row for row in run.index() if row.outcome.status is not Status.FINISHED]
     assert 0 < len(lost) <= rounds * sessions
     assert {row.outcome.status for row in lost} == {Status.LOST}
-    assert {row.outcome.reason for row in lost} == {"its writer ended without finishing it"}
+    assert {row.outcome.reason for row in lost} == {"its writer ended, and the tape shows no finish"}
     rolltape.seal(tmp_path / "run")
     assert acknowledged <= {turn.id for rollout in run.rollouts() for turn in rollout.turns}
 

@@ -144,7 +144,7 @@ time.sleep(120)
             process.kill()
             process.wait()
             page = await ask.until("/api/run/rollouts", lambda page: page["rows"][0]["status"] == "lost")
-            assert page["rows"][0]["reason"] == "its writer ended without finishing it"
+            assert page["rows"][0]["reason"] == "its writer ended, and the tape shows no finish"
             await ask.until("/api/run/overview", lambda one: one["ledger"] == {"dropped:rollout_failed": 2})
     finally:
         process.kill()

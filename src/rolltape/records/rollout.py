@@ -313,7 +313,7 @@ def outcome_of(events: Sequence[Event], writer_alive: bool, launch_tags: Sequenc
     filtered = latest.get(EventKind.FILTER)
     if finish is None:
         status = Status.RUNNING if writer_alive else Status.LOST
-        reason = None if writer_alive else "its writer ended without finishing it"
+        reason = None if writer_alive else "its writer ended, and the tape shows no finish"
     else:
         status, reason = Status(finish.data["status"]), finish.data.get("reason")
     rewarded = score is not None and status is Status.FINISHED
