@@ -258,7 +258,11 @@ def test_a_step_outlives_its_process_without_a_finish(tmp_path: Path) -> None:
     )
     python(code, str(tmp_path / "run")).communicate(timeout=60)
     trace = trace_at(tmp_path / "run")
-    assert (trace.status, trace.reason, trace.total_reward) == ("lost", "its writer ended, and the tape shows no finish", None)
+    assert (trace.status, trace.reason, trace.total_reward) == (
+        "lost",
+        "its writer ended, and the tape shows no finish",
+        None,
+    )
     assert [(step.prompt, step.reward) for step in trace.steps] == [([user("hello")], 0.5)]
 
 

@@ -34,7 +34,7 @@ from rolltape.importers.imported import (
     or_broken,
     restored,
 )
-from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages
+from rolltape.importers.text_dumps import ABSENT_FROM_TEXT, as_messages, number
 from rolltape.records.jsonable import decode_numbers, non_finite
 
 # ShareGPT's names, and those of its descendants.
@@ -111,6 +111,7 @@ def _rollouts(row: Mapping[str, Any], where: str, options: ImportOptions) -> lis
                 tags=tags,
                 extra={name: value for name, value in row.items() if name not in _OWN} | rest,
                 sessions=[ImportedSession(turns=turns, tools=tools)],
+                reward=None if tags else number(row.get("reward")),  # a pair has none
                 absent=ABSENT_FROM_TEXT,
             )
         )
@@ -205,13 +206,13 @@ def _conversations(row: Mapping[str, Any], where: str) -> Iterator[tuple[list[An
 
 def _sharegpt(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     messages = [{"role": "system", "content": row["system"]}] if isinstance(row.get("system"), str) else []
-    for number, item in enumerate(row["conversations"], 1):
+    for position, item in enumerate(row["conversations"], 1):
         if not isinstance(item, Mapping):
-            raise ImportFileError(f"{where}: message {number} is a {type(item).__name__}, not an object")
+            raise ImportFileError(f"{where}: message {position} is a {type(item).__name__}, not an object")
         speaker = item.get("from", item.get("role"))
         role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
         if role is None:
-            raise ImportFileError(f"{where}: message {number} is from {speaker!r}; known are {', '.join(_SPEAKERS)}")
+            raise ImportFileError(f"{where}: message {position} is from {speaker!r}; known are {', '.join(_SPEAKERS)}")
         messages.append({"role": role, "content": item.get("value", item.get("content"))})
     return messages
 
