@@ -45,9 +45,12 @@ def test_a_pair_of_chosen_and_rejected_is_two_attempts_at_one_task(tmp_path: Pat
 
 
 def test_a_number_as_reward_is_the_reward_of_a_conversation_and_of_neither_of_a_pair(tmp_path: Path) -> None:
-    pair = {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "5"}]}
-    rows = [{"messages": [QUESTION, ANSWER], "reward": 0.25}, {"messages": [QUESTION, ANSWER], "reward": "good"}, pair]
-    imported("messages", write_lines(tmp_path / "rows.jsonl", [{"reward": 1, **row} for row in rows]), tmp_path / "run")
+    rows: list[dict[str, Any]] = [
+        {"messages": [QUESTION, ANSWER], "reward": 0.25},
+        {"messages": [QUESTION, ANSWER], "reward": "good"},
+        {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "5"}], "reward": 1},
+    ]
+    imported("messages", write_lines(tmp_path / "rows.jsonl", rows), tmp_path / "run")
     assert [one.reward for one in rolltape.read(tmp_path / "run").index()] == [0.25, None, None, None]
 
 
