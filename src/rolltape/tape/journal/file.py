@@ -162,28 +162,23 @@ class Owner:
     def __init__(self, journal: Path) -> None:
         self.path = journal.with_suffix(".owner")
         try:
-            self._descriptor = private_opener(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self.descriptor = private_opener(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise TapeWriteError(f"{self.path}: cannot be written: {error}") from error
         # flock belongs to the open file, which a fork shares: a child must not keep a dead parent "alive".
         call_in_child(self, Owner.release)
 
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the file was deleted, as with its run. A file that was moved was not."""
-        return os.fstat(self._descriptor).st_nlink == 0
-
     def note_closing(self, counts: dict[str, int]) -> None:
         """Keep how many rows of each kind the journal has when it is closed in order."""
         with contextlib.suppress(OSError):  # a full disk: it then looks as if its writer died, which loses nothing
-            os.pwrite(self._descriptor, json.dumps({"closed": counts}).encode(), 0)
+            os.pwrite(self.descriptor, json.dumps({"closed": counts}).encode(), 0)
 
     def release(self) -> None:
         """Release the lock. In a forked child, the parent keeps its lock."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def is_alive(journal: Path) -> bool:

@@ -281,7 +281,10 @@ class Journal:
                 self.refuse_taken(ticket.rollout)
         except TakenOverError as error:
             ticket.settle(error)
-        if not ticket.done and self._owner.is_deleted:  # SQLite would go on in files that nobody can open
+        # The journal was deleted, and SQLite would go on in it. One that was moved keeps its name in another folder;
+        # some file systems count no names at all.
+        owner = self._owner
+        if not ticket.done and os.fstat(owner.descriptor).st_nlink == 0 and not owner.path.exists():
             ticket.settle(
                 self._refusal("it was deleted; this was not recorded, and all before it is lost; start again")
             )
