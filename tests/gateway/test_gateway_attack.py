@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 import rolltape
-from gateways import CALCULATOR, Api, Rig, rig, slowly, user
+from gateways import CALCULATOR, Api, Rig, eventually, rig, user
 from rolltape.gateway.gateway import Gateway
 from rolltape.records.turn import Finish
 from rolltape.tiny import shipped_model
@@ -54,12 +54,16 @@ async def test_without_ids_the_latest_of_such_replies_is_continued_though_an_ear
 
 
 async def test_a_stop_string_that_an_interruption_splits_ends_the_reply_all_the_same(run: Path) -> None:
-    async with rig(run, slowly("abcdefgh STOPHERE and what comes after", 0.05)) as it:
+    text = "abcdefgh STOPHERE and what comes after"
+    async with rig(run, [text]) as it:
+        ids = it.engine.tokenizer.encode(text, add_special_tokens=False).ids
+        inside = next(count for count in range(len(ids)) if "STO" in it.engine.text_of(ids[:count]))
+        it.engine.allowance = asyncio.Semaphore(inside)
         opened = await it.open()
         asking = it.asking(opened, "q", Api.MESSAGES, stop_sequences=["STOPHERE", "never"])
-        await it.requested(1)
-        await asyncio.sleep(0.25)
+        await eventually(it.engine.allowance.locked)
         await it.call("POST", "/weights/pause")
+        it.engine.allowance = None
         await it.call("POST", "/weights/resume", {"version": "v1"})
         reply = (await asking).json
         assert it.engine.said[0].finish == "abort"
@@ -68,9 +72,9 @@ async def test_a_stop_string_that_an_interruption_splits_ends_the_reply_all_the_
     assert reply["stop_sequence"] == "STOPHERE"
     (turn,) = it.turns()
     assert turn.facts.finish is Finish.STOP_STRING
-    text = it.engine.text_of(turn.sampled_ids.tolist())
-    assert "STOPHERE" in text
-    assert "after" not in text
+    sampled = it.engine.text_of(turn.sampled_ids.tolist())
+    assert "STOPHERE" in sampled
+    assert "after" not in sampled
     assert len(turn.facts.segments) == 2
 
 
