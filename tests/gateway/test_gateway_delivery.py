@@ -173,7 +173,7 @@ async def test_a_retry_joins_the_turn_in_flight(run: Path) -> None:
         first = it.asking(opened, "hello")
         await it.requested(1)
         second = it.asking(opened, "hello", retry=1)
-        await asyncio.sleep(0.05)
+        await eventually(lambda: it.gateway.status()["counts"].get("retries") == 1)
         first.cancel()
         assert text_of(Api.CHAT, await second) == LONG
         assert it.engine.aborted == []
