@@ -33,9 +33,7 @@ class GroupState(enum.StrEnum):
     GIVEN = "given"
     DONE = "done"
     SKIPPED = "skipped"
-    REWOUND = (
-        "rewound"  # done and skipped are those that were after `to`, the order of an event; others are given again
-    )
+    REWOUND = "rewound"  # back to the marks that were valid at `to`, the order of an event
 
 
 class ConsumerClaim:
