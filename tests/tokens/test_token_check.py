@@ -1,13 +1,14 @@
 """`rolltape tokens RUN check`: what the trainer saw is what the tape holds, or each difference is found and named."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import rolltape
 from rolltape.cli import run as rolltape_command
@@ -506,6 +507,57 @@ def test_a_record_that_was_wrong_before_its_rollout_was_graded_again_stays_a_fin
     with rolltape.open(run) as tape:
         tape.score(samples[-1].rollout, reward=0.125)
     assert [finding["rule"] for finding in Checked(run, capsys).findings] == ["reward"]
+
+
+def _divided_by_deviation(epsilon: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda rewards: (rewards - rewards.mean()) / (rewards.std() + epsilon)
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_trainer"),
+    [
+        *(("normalized", _divided_by_deviation(epsilon)) for epsilon in (0.0, 1e-6, 1e-4)),
+        ("leave-one-out", lambda rewards: rewards - (rewards.sum() - rewards) / (len(rewards) - 1)),
+    ],
+    ids=["n-1", "n-1 and 1e-6", "n-1 and 1e-4", "leave-one-out"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_ways_in_which_trainers_scale_advantages_are_known(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    by_trainer: Callable[[torch.Tensor], torch.Tensor],
+    dtype: torch.dtype,
+) -> None:
+    run = record_groups(tmp_path / "run", attempts=3)
+    groups: dict[str, list[tuple[str, float]]] = {}
+    for row in rolltape.read(run).index():
+        groups.setdefault(row.group, []).append((row.id, row.reward or 0.0))
+    advantages = {
+        rollout: float(advantage)
+        for members in groups.values()
+        for (rollout, _), advantage in zip(
+            members, by_trainer(torch.tensor([reward for _, reward in members])).to(dtype), strict=True
+        )
+    }
+
+    def scaled(rows: list[SeenRow]) -> None:
+        for row in rows:
+            row.advantage = advantages[row.rollout]
+
+    export_samples(run, samples_of(run), scaled)
+    assert Checked(run, capsys).findings == []
+    assert Checked(run, capsys, "--advantage", kind).findings == []
+    assert set(Checked(run, capsys, "--advantage", "centered").rules) == {"advantage"}
+
+    def scaled_but_one(rows: list[SeenRow]) -> None:
+        scaled(rows)
+        rows[0].advantage = 2 * (rows[0].advantage or 0.0)
+
+    export_samples(run, samples_of(run), scaled_but_one)
+    checked = Checked(run, capsys)
+    assert checked.rules == ["advantage"]
+    assert f"({kind})" in checked.findings[0]["what"]
 
 
 def test_advantages_of_the_trainers_own_making_are_compared_by_their_order(

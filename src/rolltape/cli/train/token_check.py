@@ -1,6 +1,5 @@
 """`rolltape tokens RUN check`: compare what a trainer saw with the tape, and print where they disagree."""
 
-import enum
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,7 +10,8 @@ import rolltape
 from rolltape.cli.exits import Exit
 from rolltape.cli.screen import note, plural, print_json, print_line, print_long, print_rest, tracked
 from rolltape.errors import TapeError
-from rolltape.records.policy import Advantage, CutPolicy
+from rolltape.records.policy import CutPolicy
+from rolltape.samples.check.credit import CheckedAdvantage
 from rolltape.samples.check.findings import StepCheck, UnseenSample
 from rolltape.samples.check.records import CHECKED_COLUMNS
 from rolltape.samples.check.step import check_step, find_unseen
@@ -20,16 +20,6 @@ from rolltape.tokens.files import describe_files, read_step
 from rolltape.tokens.steps import TokenStep
 
 _MOST_PRINTED = 100
-
-
-class CheckedAdvantage(enum.StrEnum):
-    """What a trainer's advantages are compared with."""
-
-    AUTO = "auto"  # centered or normalized, whichever agrees with the records
-    CENTERED = "centered"
-    NORMALIZED = "normalized"
-    ORDERED = "ordered"  # the trainer computes its own: they rise with the reward within a group
-    NONE = "none"  # they are not checked
 
 
 def print_check(
@@ -66,15 +56,13 @@ def check_steps(
     advantage: CheckedAdvantage = CheckedAdvantage.AUTO,
 ) -> Iterator[StepCheck]:
     """Check some of a run's steps, one after the other."""
-    named = advantage in (CheckedAdvantage.CENTERED, CheckedAdvantage.NORMALIZED, CheckedAdvantage.NONE)
     for step in chosen:
         yield check_step(
             run,
             step.step,
             read_step(step, columns=CHECKED_COLUMNS),
             policy=policy,
-            advantage=Advantage(advantage.value) if named else None,
-            any_advantage=advantage is CheckedAdvantage.ORDERED,
+            advantage=advantage,
             files=describe_files(step, steps),
         )
 

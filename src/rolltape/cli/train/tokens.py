@@ -12,10 +12,11 @@ from rolltape.cli.options import CutOptions, JsonOption, RunArgument, TokenizerO
 from rolltape.cli.parameters import argument, either, given_flags, option
 from rolltape.cli.screen import count, note, number, plural, print_json, print_line, print_table, tracked
 from rolltape.cli.train import token_texts
-from rolltape.cli.train.token_check import CheckedAdvantage, print_check
+from rolltape.cli.train.token_check import print_check
 from rolltape.cli.train.token_texts import RecordJoiner, find_record, short_sample
 from rolltape.errors import TapeError, UsageError
 from rolltape.records.token_record import TOKEN_COLUMNS, TokenRecord
+from rolltape.samples.check.credit import CheckedAdvantage
 from rolltape.tokens import list_steps
 from rolltape.tokens.files import read_step
 from rolltape.tokens.steps import TokenStep

@@ -3,7 +3,9 @@
 The kind that the trainer uses is inferred from its records: the kind of `Credit` that most of them agree with.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import enum
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -20,9 +22,44 @@ from rolltape.samples.credit import RewardedRollout, advantages_of
 Key = tuple[str, int]  # a rollout and a try of it
 Advantages = Mapping[Key, float | None]
 Siblings = tuple[int, Sequence[int]] | None  # a sample's place in its rollout, and the trained tokens of all there
-K = TypeVar("K", Advantage, RewardShare, LossWeight)
+K = TypeVar("K", "_Formula", RewardShare, LossWeight)
 
 _JOINED_WRONGLY = "check how the trainer joins rewards"
+
+
+class CheckedAdvantage(enum.StrEnum):
+    """What a trainer's advantages are compared with."""
+
+    AUTO = "auto"  # the one of the next three that most records agree with
+    CENTERED = "centered"
+    NORMALIZED = "normalized"  # by either standard deviation, with what trainers add to it
+    LEAVE_ONE_OUT = "leave-one-out"  # the reward minus the mean of the others
+    ORDERED = "ordered"  # the trainer computes its own: they rise with the reward within a group
+    NONE = "none"  # they are not checked
+
+
+class _Formula(NamedTuple):
+    """One way in which trainers scale a group's centered rewards."""
+
+    kind: CheckedAdvantage
+    ddof: int = 0  # the standard deviation divides by n - ddof
+    epsilon: float = 0.0  # is added to it
+
+    def factor(self, centered: Sequence[float]) -> float:
+        """What the group's centered rewards are multiplied by."""
+        count, length = len(centered), math.hypot(*centered)
+        if self.kind is CheckedAdvantage.CENTERED or not length:
+            return 1.0
+        if self.kind is CheckedAdvantage.LEAVE_ONE_OUT:
+            return count / (count - 1)
+        deviation = length / math.sqrt(count - self.ddof) + self.epsilon
+        return 1 / deviation if deviation else 1.0
+
+
+_OURS = (_Formula(CheckedAdvantage.CENTERED), _Formula(CheckedAdvantage.NORMALIZED))
+_EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
+_NORMALIZED = (_Formula(CheckedAdvantage.NORMALIZED, ddof, epsilon) for ddof in (0, 1) for epsilon in _EPSILONS)
+_FORMULAS = tuple(dict.fromkeys([*_OURS, *_NORMALIZED, _Formula(CheckedAdvantage.LEAVE_ONE_OUT)]))
 
 
 class CreditedRecord(NamedTuple):
@@ -34,6 +71,7 @@ class CreditedRecord(NamedTuple):
     spans: Sequence[Span]
     rewards: Mapping[RewardShare, float | None]  # without SPLIT: how many samples its rollout has is not known
     weights: Mapping[LossWeight, float]  # empty for the same reason
+    advantages: Sequence[float]  # the different ones of its trained tokens; empty if it has none to compare
 
     @classmethod
     def of(
@@ -46,7 +84,9 @@ class CreditedRecord(NamedTuple):
             at, trained = siblings
             rewards = {kind: Credit(reward_share=kind).shares(reward, len(trained))[at] for kind in RewardShare}
             weights = {kind: Credit(loss_weight=kind).weights(trained)[at] for kind in LossWeight}
-        return cls(record, head.key, head.group, spans, rewards, weights)
+        seen = record.advantages
+        advantages: list[float] = [] if seen is None else np.unique(seen[record.trained_mask]).tolist()
+        return cls(record, head.key, head.group, spans, rewards, weights, advantages)
 
 
 class CreditDifference(NamedTuple):
@@ -97,31 +137,25 @@ def _weights_of_the_seen(credited: Sequence[CreditedRecord], kind: LossWeight) -
     return weights
 
 
-def advantage_kind(
-    credited: Sequence[CreditedRecord], rows: Mapping[str, Sequence[RewardedRollout]], asked: Advantage | None
-) -> tuple[Advantage, Advantages]:
-    """The kind of advantage that the records have, and each rollout's advantage of that kind."""
-    kinds = [Advantage.CENTERED, Advantage.NORMALIZED] if asked is None else [asked]
-    members = [row for group in {one.group for one in credited} for row in rows[group]]
-    by_kind = {kind: advantages_of(members, kind) for kind in kinds}
-    kind = _most_agreed(kinds, credited, lambda one, kind: _advantage_agrees(one, by_kind[kind]))
-    return kind, by_kind[kind]
-
-
 def check_advantages(
-    credited: Sequence[CreditedRecord],
-    rows: Mapping[str, Sequence[RewardedRollout]],
-    kind: Advantage,
-    expected: Advantages,
+    credited: Sequence[CreditedRecord], rows: Mapping[str, Sequence[RewardedRollout]], asked: CheckedAdvantage
 ) -> Iterator[CreditDifference]:
     """Records whose advantage does not follow from the rewards of their group. Imported rollouts are left out.
 
     The source of an import need not hold a rollout's whole group, nor its rewards.
     """
-    if kind is Advantage.NONE:
+    if asked is CheckedAdvantage.NONE:
         return
+    if asked is CheckedAdvantage.ORDERED:
+        yield from _check_order(credited)
+        return
+    groups = {group: advantages_of(rows[group], Advantage.CENTERED) for group in {one.group for one in credited}}
+    formulas = [formula for formula in _FORMULAS if asked in (CheckedAdvantage.AUTO, formula.kind)]
+    by_formula = {formula: _scaled(groups.values(), formula) for formula in formulas}
+    formula = _chosen_formula(credited, by_formula)
+    expected = by_formula[formula]
     imported = {row.head.key for group in rows.values() for row in group if "imported" in row.head.extra}
-    early = _advantages_of_the_seen(credited, rows, kind, expected)
+    early = _advantages_of_the_seen(credited, rows, formula, expected)
     for one in credited:
         if one.key in imported:
             continue
@@ -137,20 +171,43 @@ def check_advantages(
             TokenDifference(
                 TokenRule.ADVANTAGE,
                 token,
-                f"advantage {number(value)} in the record, {by_tape} ({kind.value})",
+                f"advantage {number(value)} in the record, {by_tape} ({formula.kind.value})",
                 "check how the trainer groups samples; if it computes advantages in a way of its own, "
                 "--advantage ordered compares only their order",
             ),
         )
 
 
-def check_order(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:
+def _chosen_formula(credited: Sequence[CreditedRecord], by_formula: Mapping[_Formula, Advantages]) -> _Formula:
+    """The formula that most records agree with; one that `Credit` does not have only if it explains most of them."""
+
+    def agrees(one: CreditedRecord, formula: _Formula) -> bool | None:
+        return _advantage_agrees(one, by_formula[formula])
+
+    formulas = list(by_formula)
+    telling = [one for one in credited if one.advantages and by_formula[formulas[0]].get(one.key)]  # 0 is 0 in all
+    found = _most_agreed(formulas, telling, agrees)
+    if 2 * sum(agrees(one, found) is True for one in telling) > len(telling):
+        return found
+    return _most_agreed([one for one in formulas if one in _OURS] or formulas, telling, agrees)
+
+
+def _scaled(groups: Iterable[Advantages], formula: _Formula) -> Advantages:
+    """The advantages by a formula, of rollouts whose centered ones are given by group."""
+    found: dict[Key, float | None] = {}
+    for centered in groups:
+        factor = formula.factor([held for held in centered.values() if held is not None])
+        found |= {key: held and held * factor for key, held in centered.items()}
+    return found
+
+
+def _check_order(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:
     """Records whose advantage does not rise with the reward within their group."""
     by_group: dict[str, list[tuple[float, float, CreditedRecord]]] = {}
     for one in credited:
-        reward, values = one.rewards[RewardShare.FULL], one.record.advantages
-        if reward is not None and values is not None and one.record.trained_tokens:
-            by_group.setdefault(one.group, []).append((reward, float(values[one.record.trained_mask][0]), one))
+        reward = one.rewards[RewardShare.FULL]
+        if reward is not None and one.advantages:
+            by_group.setdefault(one.group, []).append((reward, one.advantages[0], one))
     for members in by_group.values():
         members.sort(key=lambda one: one[0])
         for (low, less, before), (high, more, one) in pairwise(members):
@@ -168,7 +225,7 @@ def check_order(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference
 def _advantages_of_the_seen(
     credited: Sequence[CreditedRecord],
     rows: Mapping[str, Sequence[RewardedRollout]],
-    kind: Advantage,
+    formula: _Formula,
     expected: Advantages,
 ) -> Advantages:
     """Advantages over the rollouts that the step saw, of groups whose records all agree with them.
@@ -183,7 +240,8 @@ def _advantages_of_the_seen(
         if all(_advantage_agrees(one, expected) is not False for one in members):
             continue
         keys = {one.key for one in members}
-        own = advantages_of([row for row in rows[group] if row.head.key in keys], kind)
+        centered = advantages_of([row for row in rows[group] if row.head.key in keys], Advantage.CENTERED)
+        own = _scaled([centered], formula)
         if all(_advantage_agrees(one, own) is not False for one in members):
             found |= own
     return found
@@ -221,11 +279,10 @@ def _weight_agrees(one: CreditedRecord, kind: LossWeight) -> bool | None:
 
 def _advantage_agrees(one: CreditedRecord, expected: Advantages) -> bool | None:
     """None: the record has no advantage to compare."""
-    if one.record.advantages is None or not one.record.trained_tokens:
+    if not one.advantages:
         return None
     held = expected.get(one.key)
-    values = one.record.advantages[one.record.trained_mask]
-    return held is not None and bool((values == values[0]).all()) and agree(float(values[0]), held)
+    return held is not None and len(one.advantages) == 1 and agree(one.advantages[0], held)
 
 
 def _odd_advantage(record: TokenRecord, held: float | None) -> tuple[int | None, float]:

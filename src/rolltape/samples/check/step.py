@@ -13,11 +13,10 @@ from rolltape.records.sample import Span
 from rolltape.records.token_record import StepFiles, TokenRecord
 from rolltape.samples.check.credit import (
     Advantages,
+    CheckedAdvantage,
     CreditedRecord,
     Key,
-    advantage_kind,
     check_advantages,
-    check_order,
     check_rewards,
     check_weights,
 )
@@ -56,8 +55,7 @@ def check_step(
     records: Iterable[TokenRecord],
     *,
     policy: CutPolicy | None = None,
-    advantage: Advantage | None = None,
-    any_advantage: bool = False,
+    advantage: CheckedAdvantage = CheckedAdvantage.AUTO,
     files: StepFiles,
 ) -> StepCheck:
     """Compare the records of a step with the samples that they name.
@@ -65,19 +63,18 @@ def check_step(
     Samples are those of `policy`, of the policies by which groups were given to a trainer, and of the presets; an id
     that none of them makes is checked against its own turn.
     `files` describes what else was written, so that only a sample that should have a record counts as missing.
-    `advantage` is the kind that the trainer uses; without it, the records decide. With `any_advantage`, the trainer may
-    compute advantages in its own way, as long as they rise with the reward within a group.
+    `advantage` is the kind that the trainer uses.
     """
     held = list(records)
     first, *others = dict.fromkeys([*([policy] if policy else []), *given_policies(run), *PRESETS.values()])
 
     def checked(times: Mapping[str, int]) -> tuple[_CheckState, tuple[UnseenSample, ...]]:
         check = _CheckState(run, step, [first], times)
-        unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
+        unseen = check.go_through(held, advantage, files)
         if not check.is_explained:
             # Cutting by all policies takes longer, and is needed only where the first does not explain the step.
             check = _CheckState(run, step, [first, *others], times)
-            unseen = check.go_through(held, advantage, files, any_advantage=any_advantage)
+            unseen = check.go_through(held, advantage, files)
         return check, unseen
 
     check, unseen = checked({})
@@ -185,14 +182,14 @@ class _CheckState:
         return {self._group_of[key] for key in self._records}
 
     def go_through(
-        self, records: Iterable[TokenRecord], advantage: Advantage | None, files: StepFiles, *, any_advantage: bool
+        self, records: Iterable[TokenRecord], advantage: CheckedAdvantage, files: StepFiles
     ) -> tuple[UnseenSample, ...]:
         """Check everything. Return the samples of the step's groups that no record names."""
         self.take(records)
         for group in sorted(self.groups):
             self.compare_group(group)
         self.choose_policy()
-        advantages = self.check_credit(advantage, any_advantage=any_advantage)
+        advantages = self.check_credit(advantage)
         self.check_once()
         return tuple(self.find_missing(advantages, files))
 
@@ -306,14 +303,14 @@ class _CheckState:
             what = f"group {record.group} in the record, {rollout.head.group} by its sample"
             yield TokenDifference(TokenRule.ORIGIN, None, what, "check that groups belong to these sequences")
 
-    def check_credit(self, advantage: Advantage | None, *, any_advantage: bool) -> Advantages:
+    def check_credit(self, advantage: CheckedAdvantage) -> Advantages:
         """Compare rewards, weights and advantages with the tape. Return the advantages of the step's rollouts."""
         credited = self._credited
-        kind, advantages = advantage_kind(credited, self._rows, advantage)
-        ordered = check_order(credited) if any_advantage else check_advantages(credited, self._rows, kind, advantages)
-        for one, difference in chain(check_rewards(credited), check_weights(credited), ordered):
+        odd = check_advantages(credited, self._rows, advantage)
+        for one, difference in chain(check_rewards(credited), check_weights(credited), odd):
             self._find(one.record, difference, one.spans)
-        return advantages
+        kind = Advantage.NONE if advantage is CheckedAdvantage.NONE else Advantage.CENTERED
+        return advantages_of(chain.from_iterable(self._rows.values()), kind)
 
     def check_once(self) -> None:
         """Find the samples that occur twice in one epoch of the step."""
