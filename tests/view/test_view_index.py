@@ -1,5 +1,6 @@
 """The page shows what the index holds: at any moment, after any change, and never more than the tape supports."""
 
+import itertools
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from rolltape.tape.index.background import fill
 from rolltape.tape.index.index import Index
 from rolltape.tape.journal.entries import event_crc
 from rolltape.view.rollout.rollout_answers import RolloutAnswers
+from rolltape.view.run.state import RunState
 from rolltape.view.served_runs import ServedRun
 from taped import first_turn, next_turn, record_run
 from viewing import answers_for, asking
@@ -141,6 +143,34 @@ async def test_the_first_opening_of_a_healthy_run_never_calls_a_rollout_lost_or_
             assert overview["progress"]["indexed"] == overview["rollouts"]
             assert overview["progress"]["total"] == 40
             seen.append(overview["progress"])
+
+
+def test_the_index_may_grow_at_any_reading_within_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was read before the first rollouts was asked for rows that came right after."""
+    record_run(tmp_path / "run", rollouts=0)
+    run = ServedRun("run", str(tmp_path / "run"))
+    read, attempts = RunState.refresh, itertools.count()
+
+    def refresh(state: RunState) -> bool:
+        known = read(state)
+        attempt = next(attempts)
+        with rolltape.open(tmp_path / "run") as tape, tape.rollout(task_id="task", attempt=attempt) as rollout:
+            first_turn(rollout.session())
+            rollout.finish(reward=1.0)
+        run.index.advance()
+        return known
+
+    monkeypatch.setattr(RunState, "refresh", refresh)
+    with closing(run):
+        answers = RolloutAnswers(run)
+        assert answers.table({}, None)["rows"] == []
+        assert len(b"".join(answers.export({"form": "csv"}, None)()).splitlines()) == 1 + 1
+        rows = answers.table({}, None)["rows"]
+        assert len(rows) == 2
+        assert answers.shown(answers.row(rows[0]["id"], None)).row["id"] == rows[0]["id"]
+        assert answers.conversation(answers.row(rows[0]["id"], None))()["left_out"] == 0
+        group = answers.group(rows[0]["group"])()
+        assert len(group["rollouts"]) == group["attempts"] == 5
 
 
 @pytest.mark.parametrize("moment", ["pin", "cut", "read", "write"])

@@ -32,8 +32,8 @@ class RolloutAnswers(RunAnswers):
         self._held: dict[tuple[int, int], LoadedRollout] = {}
 
     def shown(self, row: int) -> ShownRollout:
-        """The rollout in a row of the table, as the index has it now."""
-        listing, rows = self.listing(), self.run.state.rows
+        """The rollout in a row of the table as it was last read."""
+        listing, rows = self.held_listing(), self.run.state.rows
         return ShownRollout(
             run=self.run,
             row=listing.row(row),
@@ -49,7 +49,7 @@ class RolloutAnswers(RunAnswers):
 
         The number of attempts and their rewards are those of the whole group.
         """
-        rows, listing = self.run.state.rows, self.listing()
+        listing, rows = self.listing(), self.run.state.rows
         group = self._group_named(group)
         members = np.flatnonzero(rows.columns["group"] == rows.texts["group"].known(group)).tolist()
         counted = self._counted_tries(members)
@@ -60,8 +60,8 @@ class RolloutAnswers(RunAnswers):
         return lambda: build_group(group, [(row, load().rollout) for row, load in attempts]) | whole
 
     def conversation(self, row: int) -> Work:
-        """A rollout's row with its messages, and the rows of all attempts at its task."""
-        listing, rows, load = self.listing(), self.run.state.rows, self._loader(row)
+        """A rollout's row with its messages, and the rows of all attempts at its task; from the table as last read."""
+        listing, rows, load = self.held_listing(), self.run.state.rows, self._loader(row)
         columns = rows.columns
         same = columns["group"] == columns["group"][row]
         if columns["task"][row]:
@@ -118,7 +118,7 @@ class RolloutAnswers(RunAnswers):
 
     def _advantage(self, row: int) -> float | None:
         """A rollout's advantage in its group; for each rollout of the group the try that counts."""
-        rows, listing = self.run.state.rows, self.listing()
+        listing, rows = self.held_listing(), self.run.state.rows
         members = np.flatnonzero(rows.columns["group"] == rows.get("group", row)).tolist()
         counted = self._counted_tries(members)
         if row not in counted:

@@ -57,8 +57,12 @@ class RunAnswers:
         self._live_words = LiveWords()
 
     def listing(self) -> Listing:
-        """The current table."""
+        """The table as the index has it now. An answer reads it once: rows of another reading may be others."""
         self.run.state.refresh()
+        return self.held_listing()
+
+    def held_listing(self) -> Listing:
+        """The table as it was last read."""
         if self._listing is None or self._listing.snapshot != self.run.state.snapshot:
             self._listing = Listing(self.run.state)
             self._overviews.clear()
@@ -138,22 +142,22 @@ class RunAnswers:
 
     def table(self, query: Query, searched: Searched | None) -> dict[str, Any]:
         listing = self.listing()
-        page = listing.page(query, self._matching(query, searched))
+        page = listing.page(query, self._matching(listing, query, searched))
         if searched is None:
             return page
         count = searched.searched if searched.made == self.run.state.made else 0
         return {**page, "search": {"searched": count, "total": self.run.state.progress.total}}
 
-    def _matching(self, query: Query, searched: Searched | None) -> Array:
+    def _matching(self, listing: Listing, query: Query, searched: Searched | None) -> Array:
         numbers = None if searched is None else searched.numbers
         if searched is not None and searched.made != self.run.state.made:  # the index was made again meanwhile
             numbers = np.empty(0, np.int64)
-        return self.listing().matching(query, numbers)
+        return listing.matching(query, numbers)
 
     def export(self, query: Query, searched: Searched | None) -> Work:
         """Export the matching rows of the table; the work returns an iterator over chunks of a file."""
         listing, form = self.listing(), export_form(query)
-        chosen = listing.sorted(self._matching(query, searched), query.get("sort") or "started")
+        chosen = listing.sorted(self._matching(listing, query, searched), query.get("sort") or "started")
         if form == "csv":
             return lambda: in_chunks(table_rows(listing, chosen))
         keys = [listing.state.rows.key(row) for row in chosen.tolist()]
@@ -188,5 +192,5 @@ class RunAnswers:
     def counted(self, tries: dict[int, int]) -> int | None:
         """The row of the latest finished try, else of the latest try, or None."""
         finished = STATUS_CODE[Status.FINISHED]
-        statuses = self.listing().statuses
+        statuses = self.held_listing().statuses
         return max(tries.items(), key=lambda one: (statuses[one[1]] == finished, one[0]), default=(0, None))[1]
