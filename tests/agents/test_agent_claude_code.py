@@ -139,7 +139,7 @@ async def test_a_refusal_ends_it_at_once(tmp_path: Path) -> None:
     async with stage(tmp_path, [again] * 9, spec={"max_turns": 2}) as it:
         over = await run_claude(it, "Go on for ever.")
         assert (over.code, it.refused(), it.engine.requests) == (1, 1, 2)
-        assert "has had its 2 turns" in over.out
+        assert "has reached its maximum of turns (2)" in over.out
         await it.session.finish()
         late = await run_claude(it, "Go on for ever.")
         assert (late.code, it.refused()) == (1, 2)

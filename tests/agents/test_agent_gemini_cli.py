@@ -56,6 +56,6 @@ async def test_a_refusal_ends_it_at_once(tmp_path: Path) -> None:
     async with stage(tmp_path, [again] * 9, spec={"max_turns": 2}) as it:
         over = await run_gemini(it, "Go on for ever.")
         assert (over.code, it.refused(), it.engine.requests) == (1, 3, 2)
-        assert "has had its 2 turns" in over.err
+        assert "has reached its maximum of turns (2)" in over.err
         await it.session.finish()
     assert_one_branch(it, turns=2)

@@ -155,7 +155,7 @@ def test_a_changed_shard_fails_the_check(cli: Cli, run: Path) -> None:
         (["ls", "--limit", "0"], "--limit"),
         (["ledger", "--try", "0"], "--try: name the ROLLOUT"),
         (["ledger", "--tokenizer", "/none"], "--tokenizer /none: not found"),
-        (["ledger", "--tokenizer", __file__], "is no tokenizer"),
+        (["ledger", "--tokenizer", __file__], "is not a tokenizer"),
         (["export", "--whole-prompts"], "--whole-prompts needs --what turns"),
         (["export", "--format", "xml"], "--format"),
         (["export", "-o", "x.parquet", "--format", "jsonl"], "--format jsonl contradicts -o x.parquet"),

@@ -118,7 +118,7 @@ def _read(path: Path) -> bytes:
     [
         (("--ray-cpus", "1"), "--ray-cpus needs --runner ray"),
         (("--runner", "ray", "--ray-memory", "much"), "--ray-memory much: give bytes, or a number with k, m, g or t"),
-        (("--runner", "ray", "--ray-runtime-env", "{"), "--ray-runtime-env: no JSON"),
+        (("--runner", "ray", "--ray-runtime-env", "{"), "--ray-runtime-env: not JSON"),
         (("--runner", "ray", "--ray-runtime-env", "missing.json"), "missing.json: cannot be read"),
         (("--runner", "ray", "--ray-working-dir", "missing"), "--ray-working-dir missing: there is no such folder"),
         (("--runner", "ray", "--ray-engines", "2"), "--ray-engines needs --ray-engine"),

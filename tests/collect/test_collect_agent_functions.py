@@ -52,7 +52,7 @@ async def test_something_else_is_broken(tmp_path: Path) -> None:
         (AgentOutcome(ended={}), "returned None for seat agent; return an Ended for each of agent"),
         (AgentOutcome(ended={AGENT: "4"}), "returned '4' for seat agent; return an Ended for each of agent"),  # type: ignore[dict-item]
         (Ended(stop_reason=StopReason.COMPLETED, text=4), "whose text is 4; give a text"),  # type: ignore[arg-type]
-        (Ended(stop_reason="nonsense"), "'nonsense' is no StopReason"),  # type: ignore[arg-type]
+        (Ended(stop_reason="nonsense"), "'nonsense' is not a StopReason"),  # type: ignore[arg-type]
         (AgentOutcome(ended={}, broken=""), "an outcome that is broken"),
     ],
 )

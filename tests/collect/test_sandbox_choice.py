@@ -51,7 +51,7 @@ def test_bubblewrap_is_used_where_it_works(tmp_path: Path, cli: Cli, agent: str)
     needs_bwrap()
     result = collect(cli, tmp_path, agent)
     assert result.code == 0, result.err
-    assert "sandbox bwrap: agents see their workspace and a read-only system, and reach the gateway alone" in result.err
+    assert "sandbox bwrap: agents see their workspace and a read-only system, and reach only the gateway" in result.err
     assert recorded(tmp_path / "run") == "bwrap"
 
 

@@ -14,7 +14,7 @@ RESULTS: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results.json").read
 QUOTED: dict[str, list[tuple[str, str, str]]] = {
     "README.md": [
         (r"([\d.]+) ms if short", "gateway", "our CPU a turn, small body"),
-        (r"([\d.]+) ms with a 66 KiB body", "gateway", "our CPU a turn, 66 KiB, bridged"),
+        (r"([\d.]+) ms to continue 66 KiB", "gateway", "our CPU a turn, 66 KiB, bridged"),
         (r"([\d.]+) and [\d.]+ times that of rllm-model-gateway", "gateway", "our CPU / theirs, small body"),
         (r"[\d.]+ and ([\d.]+) times that of rllm-model-gateway", "gateway", "our CPU / theirs, 66 KiB, bridged"),
         (r"([\d.]+) MB per 1,000 turns", "gateway", "memory's growth per 1,000 turns"),

@@ -55,7 +55,9 @@ async def test_another_server_at_the_address_is_said_at_once(
         with pytest.raises(EngineFault) as raised:
             await engine.facts()
         await engine.close()
-    assert str(raised.value).startswith(f"{kind} {url}: /health answered 404, so this is no {program} server; give the")
+    assert str(raised.value).startswith(
+        f"{kind} {url}: /health answered 404, so the server there is not {program}; give the"
+    )
 
 
 def test_parts_that_do_not_belong_together_are_a_fault() -> None:
@@ -91,7 +93,7 @@ def test_a_text_that_names_none_is_refused_with_those_that_do(spec: str) -> None
 
 
 def test_what_an_engine_cannot_take_is_refused() -> None:
-    with pytest.raises(EngineError, match="is no address"):
+    with pytest.raises(EngineError, match="is not the address"):
         open_engine("sglang:127.0.0.1:30000")
     with pytest.raises(EngineError, match="routed_experts is given, which llamacpp does not take"):
         open_engine("llamacpp:http://127.0.0.1:1", routed_experts=True)

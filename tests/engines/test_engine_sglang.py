@@ -259,7 +259,7 @@ async def test_kept_ids_are_asked_for_where_sampling_is_cut_and_logprobs_are_the
     [
         (answer([1, 2]), "no top_p_token_ids, though kept ids were asked for; use SGLang with slime's patch"),
         (answer([1, 2], **kept([1])), "top_p_token_offsets are of 1 ids, but 2 were sampled"),
-        (answer([1, 2], **{**kept([1], [2]), "top_p_token_ids": "AAAA"}), "top_p_token_ids are no int32"),
+        (answer([1, 2], **{**kept([1], [2]), "top_p_token_ids": "AAAA"}), "top_p_token_ids are not int32 values"),
         (
             answer([1], **{**kept([1]), "top_p_token_ids": kept([1, 2])["top_p_token_ids"]}),
             "top_p_token_offsets do not divide the 2 top_p_token_ids",
@@ -288,7 +288,7 @@ async def test_a_reply_that_broke_off_comes_without_kept_ids() -> None:
         (answer([1], finish_reason={"type": "stop", "matched": "NaN happened"}), "it ended on 'NaN happened'"),
         (answer([1], finish_reason={"type": "abort", "message": "no memory", "status_code": 503}), "no memory"),
         (answer([1], finish_reason={"type": "boredom"}), "boredom"),
-        (answer([1], routed_experts="AAAA"), "routed_experts are no int32"),
+        (answer([1], routed_experts="AAAA"), "routed_experts are not int32 values"),
         (b'{"output_ids": [1, 2', "JSON that cannot be read"),
         (b'{"meta_info": 5}', "JSON that cannot be read"),
         (b"", "JSON that cannot be read"),
@@ -305,7 +305,7 @@ async def test_an_answer_that_cannot_be_one_is_a_fault(given: Any, message: str)
 async def test_a_likely_id_that_no_vocabulary_has_is_a_fault(likely: int) -> None:
     given = answer([1], output_top_logprobs=[[[-0.1, likely, None]]])
     async with answering(given) as engine:
-        with pytest.raises(EngineFault, match=f"{likely} is listed as likely at sampled id 0, and is no id"):
+        with pytest.raises(EngineFault, match=f"{likely} is listed as likely at sampled id 0, but is not an id"):
             await engine.generate(generation([1], top_logprobs=1))
 
 

@@ -233,7 +233,7 @@ TRIPLE = [[-0.5, 8, None]]
         (event([8], 4, STOPPED), "it ended on 'NaN happened'"),
         (event([8], 4, {"type": "abort", "message": "no memory", "status_code": 503}), "no memory"),
         (event([8], 4, {"type": "boredom"}), "boredom"),
-        (event([8], 4, {"type": "length"}, routed_experts="AAAA"), "routed_experts are no int32"),
+        (event([8], 4, {"type": "length"}, routed_experts="AAAA"), "routed_experts are not int32 values"),
         (event([8], 4, {"type": "length"}, weight_versions=[{"version": "v0", "start": 0, "end": 2}]), "cover 2 ids"),
     ],
 )

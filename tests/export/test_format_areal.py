@@ -63,7 +63,7 @@ def test_versions_are_numbers_along_the_tokens_and_minus_one_elsewhere(tmp_path:
 def test_versions_that_are_no_integers_are_numbered_as_they_were_announced() -> None:
     plain: dict[str, Any] = {"reward": 1.0, "versions": (("a", "a"), ("a", "b")), "side": {}, "turn_rewards": {}}
     with pytest.raises(
-        ExportError, match=r"weight version 'a' is no 32-bit integer .* give versions=run\.versions\(\)"
+        ExportError, match=r"weight version 'a' is neither a 32-bit integer .* give versions=run\.versions\(\)"
     ):
         tensor_dict([a_sample(**plain)])
     assert tensor_dict([a_sample(**plain)], versions=["z", "a", "b"])["versions"].tolist() == [[-1, -1, 1]]

@@ -113,7 +113,7 @@ def test_versions_are_numbered_by_the_run(cli: Cli, tmp_path: Path) -> None:
         (["--format", "verl", "--what", "turns"], "--format verl writes samples, not --what turns"),
         (["--format", "verl", "--temperature", "1"], "--temperature needs --format prime-rl"),
         (["--format", "tinker", "--without-logprobs"], "--without-logprobs needs --format slime, verl, or skyrl"),
-        (["--format", "nemo"], "--format: 'nemo' is no format; use jsonl, parquet, slime, "),
+        (["--format", "nemo"], "--format: 'nemo' is not a format; use jsonl, parquet, slime, "),
     ],
 )
 def test_wrong_usage_is_named(cli: Cli, run: Path, arguments: list[str], says: str) -> None:

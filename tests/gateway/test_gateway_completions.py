@@ -226,7 +226,7 @@ async def test_sixteen_tokens_are_sampled_where_nothing_is_said(run: Path) -> No
         ({"prompt": [1, -1]}, "the prompt's id 1 is -1, which the model does not have; give ids from 0 to"),
         ({"prompt": [10**30]}, f"the prompt's id 0 is {10**30}, which the model does not have"),
         ({"prompt": "a", "echo": True}, "echo is True; put the prompt before the reply yourself"),
-        ({"prompt": "a", "suffix": "b"}, "suffix is 'b'; a prompt is continued at its end alone"),
+        ({"prompt": "a", "suffix": "b"}, "suffix is 'b'; a prompt is continued only at its end"),
         ({"prompt": "a", "best_of": 3}, "best_of is 3; ask for n replies"),
         ({"prompt": "a", "logprobs": "x"}, "logprobs is 'x'; give a number"),
     ],

@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_read_is_skipped_in_a_folder(tmp_path: Path) -> No
     report = imported("messages", tmp_path / "dump", tmp_path / "run", skip_broken=True)
     broken = [str(tmp_path / "dump" / name) for name in ("1.json", "2.parquet")]
     assert (report.imported, [entry.where for entry in report.broken]) == (1, broken)
-    with pytest.raises(ImportFileError, match="no Parquet file"):
+    with pytest.raises(ImportFileError, match="not a readable Parquet file"):
         imported("messages", tmp_path / "dump" / "2.parquet", tmp_path / "run", skip_broken=True)
 
 

@@ -228,5 +228,5 @@ def test_a_source_of_another_kind_makes_no_run(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(ImportFileError, match=r"t\.json: its schema_version is not ATIF-v1\.x"):
         imported("atif", tmp_path / "t.json", tmp_path / "run")
-    with pytest.raises(ImportFileError, match="'sliem' is no kind of source; known are areal"):
+    with pytest.raises(ImportFileError, match="'sliem' is not a kind of source; known are areal"):
         imported("sliem", tmp_path / "t.json", tmp_path / "run")

@@ -85,7 +85,7 @@ def test_a_parquet_dataset_is_read_without_the_nulls_that_its_table_adds(tmp_pat
         ({"messages": [QUESTION]}, "it has no message of the assistant"),
         ({"text": "hello"}, "it has text; a conversation is in messages"),
         ({"conversations": [{"from": "alien", "value": "?"}]}, "message 1 is from 'alien'"),
-        ({"messages": ["hello"]}, "message 1 is no object with a role"),
+        ({"messages": ["hello"]}, "message 1 is not an object with a role"),
     ],
 )
 def test_rows_without_a_conversation_are_named(tmp_path: Path, row: dict[str, Any], problem: str) -> None:

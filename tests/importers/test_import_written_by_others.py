@@ -104,5 +104,5 @@ def test_a_saved_dataset_that_is_cut_short_or_empty_is_named(tmp_path: Path, spo
     whole = (tmp_path / "saved" / spoiled).read_bytes()
     for length in (len(whole) // 2, 0):
         (tmp_path / "saved" / spoiled).write_bytes(whole[:length])
-        with pytest.raises(ImportFileError, match="saved: no saved dataset that can be read"):
+        with pytest.raises(ImportFileError, match="saved: not a readable saved dataset"):
             imported("messages", tmp_path / "saved", tmp_path / "run")

@@ -114,7 +114,7 @@ def test_a_wrong_folder_or_name_is_refused_with_what_to_do(tmp_path: Path, folde
         ChatPrompts(TINY, renderer="llama-3")
     with pytest.raises(CheckpointError, match="cannot implement explicit thinking_retention"):
         ChatPrompts(TINY, renderer="default", thinking_retention="all")
-    with pytest.raises(CheckpointError, match="its chat template is no Jinja template"):
+    with pytest.raises(CheckpointError, match="its chat template is not a Jinja template"):
         ChatPrompts(folder(lambda _: "{% if %}"))
 
 

@@ -81,7 +81,7 @@ def test_a_tokenizer_is_looked_for_in_the_run_first(
 def test_a_file_that_is_no_tokenizer_spells_nothing(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     assert spell_at([str(tmp_path)]) is None
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         speller(tmp_path / "tokenizer.json")
 
 

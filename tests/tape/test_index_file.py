@@ -162,7 +162,7 @@ def test_a_reader_of_a_run_that_was_moved_or_replaced_says_so(tmp_path: Path) ->
     with pytest.raises(RunNotFound, match="no run there"):
         run.index()
     record_run(tmp_path / "run", rollouts=1)
-    with pytest.raises(RunNotFound, match="another run is there than the one that was opened; read it again"):
+    with pytest.raises(RunNotFound, match="the run there is not the one that was opened; read it again"):
         run.index()
     assert len(rolltape.read(tmp_path / "moved").index()) == 3
 

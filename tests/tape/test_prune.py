@@ -153,7 +153,7 @@ def test_published_shards_are_pruned_too(tmp_path: Path) -> None:
 
 def test_pruning_nothing_in_particular_is_refused(tmp_path: Path) -> None:
     record_run(tmp_path / "run", rollouts=1)
-    with pytest.raises(TapeError, match="prune what"):
+    with pytest.raises(TapeError, match="nothing to prune"):
         rolltape.prune(tmp_path / "run")
 
 

@@ -202,12 +202,16 @@ BAD_TURNS: list[tuple[dict[str, Any], type[RecordError], str]] = [
     ({"reply": {"role": "assistant", "content": {1, 2}}}, NotJsonError, "reply cannot be JSON"),
     ({"reply": {"role": "assistant", "content": math.nan}}, NotJsonError, "reply cannot be JSON"),
     ({"reply": user("a")}, RecordError, "the reply has the role user"),
-    ({"finish": "tired"}, RecordError, "'tired' is no Finish; known are stop,"),
+    ({"finish": "tired"}, RecordError, "'tired' is not a Finish; known are stop,"),
     ({"reward": "good"}, NotJsonError, "reward is 'good', a str; give a number"),
     ({"reward": nested(5_000)}, NotJsonError, ", a dict; give a number"),
     ({"side_arrays": {"x": [[1], [2], [3]]}}, MisalignedError, "side array 'x': 3 rows but 2 sampled ids"),
     ({"side_arrays": {"x": {"values": [1], "counts": [2, 1]}}}, MisalignedError, "counts add up to 3 but there are 1"),
-    ({"after": "nothing.0.0.7", "prompt_messages": None, "prompt_ids": None}, RecordError, "which is no earlier turn"),
+    (
+        {"after": "nothing.0.0.7", "prompt_messages": None, "prompt_ids": None},
+        RecordError,
+        "which is not an earlier turn",
+    ),
     ({"new_messages": []}, RecordError, "need `after`"),
     ({"model": 5}, RecordError, "model is 5, a int; give a text"),
     ({"weight_version": 1.5}, RecordError, "weight_version is 1.5"),
@@ -322,10 +326,10 @@ def test_a_name_or_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "\ud800", tmp_path / "\udc80", f"{tmp_path}/a\0b"):
         with pytest.raises(RecordError, match="not a path in valid Unicode"):
             rolltape.open(path)
-        with pytest.raises(RunNotFound, match="no path or URL in valid Unicode"):
+        with pytest.raises(RunNotFound, match="not a path or URL in valid Unicode"):
             rolltape.read(path)
     nothing: Any = None
-    with pytest.raises(RunNotFound, match="None: no run there; it is no path or URL"):
+    with pytest.raises(RunNotFound, match="None: no run there; it is not a path or URL"):
         rolltape.read(nothing)
     assert list(tmp_path.iterdir()) == []
 
@@ -506,7 +510,7 @@ def test_a_runs_name_is_stored_and_cannot_change(tmp_path: Path) -> None:
         rolltape.open(tmp_path / "exp1", name="exp2")
     with pytest.raises(RunNotFound, match="no run there"):
         rolltape.read(tmp_path / "nothing")
-    with pytest.raises(RecordError, match="'often' is no Durability; known are process, power"):
+    with pytest.raises(RecordError, match="'often' is not a Durability; known are process, power"):
         rolltape.open(tmp_path / "exp1", durability="often")
 
 

@@ -131,7 +131,7 @@ class Odd:
         ({"policy_response": [1]}, "step 0: policy_response is [1], a list; give an object"),
         ({"reward": "0.5"}, "step 0: reward is '0.5', a str; give a number"),
         ({"done": "yes"}, "step 0: done is 'yes', a str; give True or False"),
-        ({"stop_reason": "bored"}, "step 0: stop_reason: 'bored' is no StopReason; known are "),
+        ({"stop_reason": "bored"}, "step 0: stop_reason: 'bored' is not a StopReason; known are "),
         ({"turn": 3}, "step 0: turns: 3 is a int; give a Turn, or its id"),
         ({"turn": "f00.0.0.0"}, "step 0: turn f00.0.0.0 is of another rollout or try; name turns of this one"),
         ({"env_state": {"rng": object()}}, "step 0: env_state: 'rng' cannot be JSON: Object of type object is not"),
@@ -230,7 +230,7 @@ def test_sampled_rollouts_are_chosen_by_their_ids(tmp_path: Path) -> None:
         ("some", None, "capture is 'some'; give one of off, sampled, all"),
         ("sampled", None, "capture 'sampled' with fraction None; give one between 0 and 1"),
         ("sampled", 1.5, "capture 'sampled' with fraction 1.5"),
-        ("all", 0.5, "fraction 0.5 goes with capture 'sampled' alone"),
+        ("all", 0.5, "fraction 0.5 needs capture 'sampled'"),
     ],
 )
 def test_a_capture_that_makes_no_sense_is_refused(

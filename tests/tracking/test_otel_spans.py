@@ -212,4 +212,4 @@ def test_what_is_sent_again_has_the_ids_that_it_had(receiver: Receiver, run: Pat
 
 def test_address_that_is_none_is_refused(run: Path, cli: Cli) -> None:
     refused = cli("push", run, "--to", "otel:collector:4318")
-    assert (refused.code, refused.err.startswith("rolltape: otel: 'collector:4318' is no address")) == (4, True)
+    assert (refused.code, refused.err.startswith("rolltape: otel: 'collector:4318' is not an address")) == (4, True)

@@ -177,7 +177,7 @@ def test_schemas_become_json_schemas(schema: Json, meant: Json) -> None:
         ({"includeThoughts": False}, None, ("includeThoughts: thoughts are shown in full",)),
         ({"thinkingBudget": 0}, False, ()),
         ({"thinkingBudget": -1}, True, ()),
-        ({"thinkingBudget": 64}, True, ("thinkingBudget: thinking is limited by maxOutputTokens alone",)),
+        ({"thinkingBudget": 64}, True, ("thinkingBudget: thinking is limited only by maxOutputTokens",)),
         ({"thinkingLevel": "LOW"}, True, ()),
     ],
 )

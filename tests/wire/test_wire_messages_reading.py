@@ -120,7 +120,7 @@ def test_tool_choice(fields: dict[str, Any], choice: ToolChoice, parallel: bool)
         (
             {"type": "enabled", "budget_tokens": 2048},
             True,
-            ("thinking.budget_tokens: thinking is limited by max_tokens alone",),
+            ("thinking.budget_tokens: thinking is limited only by max_tokens",),
         ),
         ({"type": "adaptive", "display": "omitted"}, True, ("thinking.display: thinking is shown in full",)),
         ({"type": "between_tools"}, True, ("thinking.type: the model may think at any time",)),

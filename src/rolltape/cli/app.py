@@ -60,7 +60,7 @@ STAGES: dict[str, dict[str, str]] = {
     },
     "keep": {
         "check": "Verify a run: files, records, samples, and token records.",
-        "seal": "Write finished rollouts as Parquet shards.",
+        "seal": "Move finished rollouts from journals into Parquet shards.",
         "prune": "Delete turns by step, or a side array.",
     },
 }

@@ -51,8 +51,12 @@ class RolloutFilter:
     step: StepOption = None
     group: Annotated[str | None, option("--group ID", "Only rollouts of this group.")] = None
     task: Annotated[str | None, option("--task ID", "Only rollouts of this task.")] = None
-    tag: Annotated[str | None, option("--tag TAG", "Only rollouts with this tag, also on a turn or token.")] = None
-    noted: Annotated[bool, option("--noted", "Only rollouts with a note, also on a turn or token.")] = False
+    tag: Annotated[
+        str | None, option("--tag TAG", "Only rollouts that have this tag, or whose turns or tokens have it.")
+    ] = None
+    noted: Annotated[bool, option("--noted", "Only rollouts that have a note, or whose turns or tokens have one.")] = (
+        False
+    )
 
     def flags(self) -> str:
         """The flags as the user typed them, for an error."""
@@ -83,7 +87,9 @@ class OneRollout:
 class Selection(RolloutFilter, OneRollout):
     """One rollout, or all that match a filter."""
 
-    rollout: Annotated[str | None, argument("ROLLOUT", "Rollout id or unique prefix (default: all rollouts).")] = None
+    rollout: Annotated[
+        str | None, argument("ROLLOUT", "Rollout id, foreign id, or unique prefix (default: all rollouts).")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,8 @@ RetentionOption = Annotated[
     Literal["template", "tool_cycle", "all"] | None,
     sampling_option(
         "--thinking-retention HOW",
-        "Earlier thinking kept in prompts: template, tool_cycle, or all (every prompt extends the last).",
+        "Earlier thinking that stays in prompts: template (as the template does), tool_cycle (until the next user "
+        "message), or all (every prompt extends the last).",
     ),
 ]
 

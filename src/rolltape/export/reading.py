@@ -76,7 +76,7 @@ def _read(path: str | Path, kind: RowKind, revive: Callable[[Iterator[Row]], Ite
         except RolltapeError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
-            raise ExportError(f"{path}, row {number}: no {kind.value}: {error!r}") from None
+            raise ExportError(f"{path}, row {number}: not a {kind.value}: {error!r}") from None
         yield record
 
 
@@ -88,7 +88,7 @@ def _jsonl_rows(path: str | Path, kind: RowKind) -> Iterator[Row]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:
-                    raise ExportError(f"{where}: no JSON: {error}") from None
+                    raise ExportError(f"{where}: not JSON: {error}") from None
                 _check_schema(row.get("schema") if isinstance(row, dict) else None, kind, where)
                 yield row
     except OSError as error:

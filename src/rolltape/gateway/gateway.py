@@ -123,8 +123,8 @@ class Gateway:
             raise NotAllowed(f"host {self._settings.host} is not loopback; give an admin key too")
         if self._settings.open and not is_loopback(self._settings.host):
             raise NotAllowed(
-                f"host {self._settings.host} is not loopback, but anyone could use an open gateway there; "
-                "listen on a loopback address, or leave `open` out"
+                f"host {self._settings.host} is not loopback, and an open gateway needs no key; "
+                "listen on a loopback address, or leave out --open (in Python, `open`)"
             )
         several = isinstance(engine, Sequence) and not isinstance(engine, str)
         self._engines: list[str | Engine] = list(engine) if several else [engine]  # type: ignore[arg-type,list-item]

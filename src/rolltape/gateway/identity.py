@@ -70,7 +70,7 @@ def _read_path(path: str) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or name not in _FIELDS or name in found:
             raise BadRequest(
-                f"/with/{path[:80]}: {pair[:40]!r} is no NAME=VALUE; names are {', '.join(_FIELDS)}, once each"
+                f"/with/{path[:80]}: {pair[:40]!r} is not NAME=VALUE; names are {', '.join(_FIELDS)}, once each"
             )
         found[name] = unquote(value)
     return found

@@ -87,7 +87,7 @@ class OtherSessions:
         """Open a session here and return it; raises NoSuchSession, or ServedElsewhere if its gateway is alive."""
         parsed = _SESSION_ID.fullmatch(wanted)
         if parsed is None:
-            raise NoSuchSession(f"no open session {wanted}; GET /sessions lists those there are")
+            raise NoSuchSession(f"no open session {wanted}; GET /sessions lists the open ones")
         try:
             return await self._served(LeftSession(parsed[1], int(parsed[2]), int(parsed[3]), None))
         except SessionEnded as error:

@@ -199,7 +199,7 @@ class OpenSession:
         if counts:
             if self.spec.max_turns is not None and self.turns >= self.spec.max_turns:
                 self.refused_turns += 1
-                raise TurnCapReached(f"session {self.id} has had its {self.spec.max_turns} turns")
+                raise TurnCapReached(f"session {self.id} has reached its maximum of turns ({self.spec.max_turns})")
             self.turns += 1
         self._in_flight.add(turn)
         self._idle.clear()
@@ -301,7 +301,7 @@ class Sessions:
     def of_id(self, session_id: str) -> OpenSession:
         found = self._by_id.get(session_id)
         if found is None:
-            raise NoSuchSession(f"no open session {session_id}; GET /sessions lists those there are")
+            raise NoSuchSession(f"no open session {session_id}; GET /sessions lists the open ones")
         return found
 
     def of_rollout(self, rollout_id: str) -> list[OpenSession]:

@@ -106,6 +106,6 @@ def guess(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def _importer(kind: str) -> Importer:
     if kind not in KINDS:
-        raise ImportFileError(f"{kind!r} is no kind of source; known are {', '.join(sorted(KINDS))}")
+        raise ImportFileError(f"{kind!r} is not a kind of source; known are {', '.join(sorted(KINDS))}")
     module: Importer = import_module(f"rolltape.importers.kinds.{kind.replace('-', '_')}")
     return module

@@ -93,7 +93,7 @@ def parquet_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{file}, row {number}", without_nulls(row)
     except arrow_errors(OSError, ValueError) as error:
         after = f"after row {number}: " if number else ""
-        raise ImportFileError(f"{file}: no Parquet file that can be read: {after}{error}") from None
+        raise ImportFileError(f"{file}: not a readable Parquet file: {after}{error}") from None
 
 
 def first_row(path: Path) -> dict[str, Any] | None:

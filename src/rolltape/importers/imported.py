@@ -145,7 +145,7 @@ def conversation_turns(
     since: list[Any] = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ImportFileError(f"{where}: message {number} is no object with a role")
+            raise ImportFileError(f"{where}: message {number} is not an object with a role")
         if message["role"] != "assistant":
             since.append(message)
             continue

@@ -73,7 +73,7 @@ def parse_strict(text: str) -> Any:
     """The value of a JSON text; ValueError also for NaN, infinity and numbers that a double cannot hold."""
 
     def refuse(constant: str) -> float:
-        raise ValueError(f"{constant} is no number in JSON")
+        raise ValueError(f"{constant} is not a JSON number")
 
     def finite(digits: str) -> float:
         number = float(digits)

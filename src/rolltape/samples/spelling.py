@@ -85,7 +85,7 @@ def _load(file: Path) -> "Tokenizer":
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
-        raise ValueError(f"{file} is no tokenizer: {error}") from None
+        raise ValueError(f"{file} is not a tokenizer: {error}") from None
 
 
 @lru_cache(maxsize=_TOKENIZERS_HELD)

@@ -174,7 +174,7 @@ class Run:
     def _check_there(self) -> None:
         """Raise RunNotFound if the run was moved or deleted, or another one was made in its place."""
         if self.directory is not None and RunDirectory.opened(self.directory.path).about != self._about:
-            raise RunNotFound(f"{self.location}: another run is there than the one that was opened; read it again")
+            raise RunNotFound(f"{self.location}: the run there is not the one that was opened; read it again")
 
     def _loading(self) -> Index:
         """The index that finds rollouts where they are now."""

@@ -404,7 +404,7 @@ def find_run(location: str | os.PathLike[str]) -> FoundRun:
     """The run at a path or an fsspec URL. Raises RunNotFound."""
     text = os.fspath(location) if isinstance(location, os.PathLike) else location
     if not isinstance(text, str) or not is_unicode(text) or "\0" in text:
-        raise RunNotFound(f"{text!r}: no run there; it is no path or URL in valid Unicode")
+        raise RunNotFound(f"{text!r}: no run there; it is not a path or URL in valid Unicode")
     place = Place(text)
     if place.is_local:
         directory = RunDirectory.opened(place.root)

@@ -165,7 +165,7 @@ def _read_file(file: Path) -> Iterator[tuple[str, Floats]]:
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; the weights must be safetensors") from None
     except (ValueError, AttributeError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{file}: no safetensors file, or a cut one: {error}") from None
+        raise CheckpointError(f"{file}: not a safetensors file, or a truncated one: {error}") from None
 
 
 def _to_float32(data: bytes, entry: _TensorEntry, where: str) -> Floats:

@@ -17,7 +17,7 @@ class TokenTexts:
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
-            raise CheckpointError(f"{file}: no tokenizer: {error}") from None
+            raise CheckpointError(f"{file}: not a tokenizer: {error}") from None
         decoder = self._tokenizer.decoder
         if decoder is None or type(decoder).__name__ != "ByteLevel":
             raise CheckpointError(f"{file}: the decoder is {type(decoder).__name__}; a byte-level one is needed")

@@ -50,9 +50,7 @@ def is_captured(rollout: str, capture: Capture | str, fraction: float | None) ->
         raise RecordError(f"rollout {rollout}: capture is {shown(capture)}; give one of {known}")
     if capture != Capture.SAMPLED:
         if fraction is not None:
-            raise RecordError(
-                f"rollout {rollout}: fraction {shown(fraction)} goes with capture 'sampled' alone; leave it out"
-            )
+            raise RecordError(f"rollout {rollout}: fraction {shown(fraction)} needs capture 'sampled'; leave it out")
         return capture == Capture.ALL
     if fraction is None or not 0 <= fraction <= 1:
         raise RecordError(

@@ -84,7 +84,7 @@ def _traces_url(url: str) -> str:
     """The URL to post spans to, for a collector's address with or without the path."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise SinkError(f"otel: {url!r} is no address; give one such as http://127.0.0.1:4318")
+        raise SinkError(f"otel: {url!r} is not an address; give one such as http://127.0.0.1:4318")
     path = parts.path.rstrip("/")
     return urlunsplit(parts._replace(path=path if path.endswith(_PATH) else path + _PATH))
 

@@ -34,7 +34,7 @@ _MOST_ASKED = 64  # how many turns of one prompt are searched for the reply that
 
 
 def forks_of(tree: Tree) -> list[Fork]:
-    """Return the turns that do not simply continue an earlier one, each with its cause. Auxiliary calls are no forks.
+    """Return the turns that do not simply continue an earlier one, each with its cause. Auxiliary calls are not forks.
 
     Example:
 

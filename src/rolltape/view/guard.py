@@ -46,7 +46,7 @@ class ViewGuard:
         if self._key is None:
             # A page whose host name resolves to this machine still sends that name.
             if not is_loopback(host_in(f"//{request.host}")):
-                return f"asked as {request.host[:80]!r}; ask as localhost or 127.0.0.1, or start it with --key"
+                return f"the Host is {request.host[:80]!r}; use localhost or 127.0.0.1, or start the page with --key"
             return None
         if self.has_key(request) or any(one.opens(request, page_files().__contains__) for one in self.shared(request)):
             return None

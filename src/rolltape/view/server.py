@@ -307,9 +307,7 @@ class ViewServer:
             await asyncio.sleep(_EVENT_S)
 
     async def _nothing(self, request: web.Request) -> web.Response:
-        raise NoAnswer(
-            f"there is no answer at {request.path[:80]}; docs/how-to/view.md names those that there are", 404
-        )
+        raise NoAnswer(f"there is no route {request.path[:80]}; docs/how-to/view.md names the routes", 404)
 
     async def _page(self, request: web.Request) -> web.Response:
         """A file of the page; other paths are addresses within the page, and return the page itself."""

@@ -17,7 +17,7 @@ def seal(
     to: Annotated[str | None, option("--to URL", "Folder or fsspec URL (default: the run itself).")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Write finished rollouts as Parquet shards."""
+    """Move finished rollouts from journals into Parquet shards."""
     tape = open_run_folder(run)
     with progress("sealing", len(tape.rows)) as advance:
         report = rolltape.seal(run, to, progress=lambda _done, _all: advance(1))

@@ -21,7 +21,9 @@ def ls(
     run: RunArgument,
     *,
     only: RolloutFilter,
-    limit: Annotated[int | None, option("--limit N", "Only the last N rollouts.", min=1)] = None,
+    limit: Annotated[
+        int | None, option("--limit N", "List only the last N rollouts; the totals count all.", min=1)
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """List rollouts."""

@@ -22,7 +22,10 @@ def trace(
     whole_prompts: WholePromptsOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print a rollout's prompts, replies, and rewards by step."""
+    """Print a rollout's prompts, replies, and rewards by step.
+
+    Long texts are shortened; `rolltape show` prints them whole in a pipe, and --json has them too.
+    """
     tape = open_run(run)
     selected = SelectedRollouts(tape, which, counted_only=True)
     rollout = selected.only()

@@ -25,7 +25,10 @@ def tree(
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Draw a rollout's turns, with the cause of each fork."""
+    """Draw a rollout's turns, with the cause of each fork.
+
+    Long texts are shortened; `rolltape show` prints them whole in a pipe, and --json has them too.
+    """
     tape = open_run(run)
     spellings = open_spellings(tokenizer)
     selected = SelectedRollouts(tape, which, counted_only=True)

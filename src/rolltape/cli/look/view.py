@@ -51,12 +51,13 @@ def view(
 ) -> int:
     """Show runs in a web page, live or finished.
 
-    With --static, the pages are written to files that open without a server: one for RUN and one for each ROLLOUT (all
-    of them if none is named). With two RUNs, one page that compares them task by task is written.
+    With --static, the pages are written to files that open without a server: one for RUN, one for each ROLLOUT (all of
+    them if none is named), and one for each of their groups. With two RUNs, one page that compares them task by task is
+    written.
     """
     if static is not None:
         if served := given_flags({"--annotate": annotate, "--author": author, "--share": share}):
-            raise UsageError(f"{served[0]}: files have no server; leave it out, or leave out --static")
+            raise UsageError(f"{served[0]}: --static writes files, without a server; leave out one of them")
         if len(given) == 2 and _is_run(given[1]):
             return _write_comparison(static, given[0], given[1], mask=not keep_secrets)
         return _write(static, given[0], given[1:], mask=not keep_secrets)

@@ -121,7 +121,7 @@ def _parse_object(flag: str, text: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{flag} {text}: cannot be read: {error.strerror}; give JSON, or a file with it") from None
     except ValueError as error:
-        raise UsageError(f"{flag}: no JSON: {error}") from None
+        raise UsageError(f"{flag}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise UsageError(f"{flag}: a JSON {type(value).__name__}; give an object")
     return value

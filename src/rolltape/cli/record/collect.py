@@ -221,7 +221,7 @@ def collect(
     inside = sandboxing.sandbox != "none" and sandboxing.sandbox_network != "host"
     if pace.public_url is not None and inside and is_program(work.agent):
         raise UsageError(
-            "--public-url: a program in a sandbox reaches the gateway at its own address alone; leave it out, or give "
+            "--public-url: a program in a sandbox reaches the gateway only at its own address; leave it out, or give "
             "--sandbox none or --sandbox-network host"
         )
     require_key(pace.host, pace.admin_key, "--admin-key")

@@ -69,7 +69,7 @@ def _fetch_status(url: str, admin_key: str | None) -> dict[str, Any]:
         why = getattr(reason, "strerror", None) or reason
         raise UsageError(f"{url}: no gateway answers ({why}); start one there, or give another address") from None
     except ValueError:
-        raise UsageError(f"{url}: the server there is not a gateway; /status answered no JSON") from None
+        raise UsageError(f"{url}: the server there is not a gateway; /status did not answer with JSON") from None
     return answer
 
 

@@ -165,7 +165,7 @@ def _resolve_format(asked: str | None, out: str) -> str:
     if asked is None:
         return named or ExportFormat.JSONL
     if asked not in FORMATS:
-        raise UsageError(f"--format: {asked!r} is no format; use {either(FORMATS)}")
+        raise UsageError(f"--format: {asked!r} is not a format; use {either(FORMATS)}")
     endings = FORMATS[asked].endings
     if asked in OWN_FORMATS and named not in (None, asked):
         raise UsageError(f"--format {asked} contradicts -o {out}, which ends in {suffix}; drop one of them")

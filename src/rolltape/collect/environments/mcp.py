@@ -214,7 +214,9 @@ class McpServer:
         for tool in chosen:
             name = f"{spec.prefix}{tool.name}"
             if not _NAME.fullmatch(name):
-                raise self._fault(f"it has a tool named {shown(name)}; a model can call letters, digits and _.- alone")
+                raise self._fault(
+                    f"it has a tool named {shown(name)}; a model can only call names of letters, digits and _.-"
+                )
             # As in the record: invalid Unicode is replaced.
             raw = encode_json([tool.description or name, tool.input_schema], f"the tool {name}")[0]
             size += len(raw)

@@ -91,7 +91,7 @@ class WorkspaceChecks:
         if self._sandbox.has_image:
             return await self._run_in_image(command)
         if command.copies:
-            raise CollectError(f"{', '.join(command.copies)}: files can be copied into containers alone")
+            raise CollectError(f"{', '.join(command.copies)}: files can be copied only into containers")
         order = _encode_order(command, command.words, command.stdin)
         programs = _split_words(command.words)
         ran = await self._run(self._sandbox, _PREPARE, order, command.timeout_s, command.env, programs=programs)

@@ -52,7 +52,7 @@ class SandboxNetwork(StrEnum):
 
 _REACH = {
     SandboxNetwork.NONE: "reach nothing, not even the gateway",
-    SandboxNetwork.GATEWAY: "reach the gateway alone",
+    SandboxNetwork.GATEWAY: "reach only the gateway",
     SandboxNetwork.BRIDGE: "reach the gateway and what the bridge network reaches, other containers on it included",
     SandboxNetwork.HOST: "reach whatever this machine reaches, engines and its own ports included",
 }

@@ -90,7 +90,7 @@ class VersionNumbers:
             return int(version)
         if version not in self._places:
             raise ExportError(
-                f"sample {sample.id}: weight version {version!r} is no 32-bit integer and not among those announced; "
+                f"sample {sample.id}: weight version {version!r} is neither a 32-bit integer nor an announced one; "
                 "give versions=run.versions()"
             )
         return self._places[version]

@@ -17,7 +17,7 @@ FORM = Form(
     kept_ids=True,
     optional_logprobs=True,
     leaves_out={
-        Fact.WEIGHTS: "slime's loss takes one mean over all tokens of a rollout; loss_weight is in the metadata alone",
+        Fact.WEIGHTS: "slime's loss takes one mean over all tokens of a rollout; loss_weight is only in the metadata",
         Fact.SEVERAL_VERSIONS: "weight_versions lists them, without saying which token is whose",
         Fact.UNSURE_VERSION: "weight_versions lists both",
         Fact.SOME_KEPT_IDS: "the other tokens are masked: slime could not compute logprobs like theirs",

@@ -155,7 +155,7 @@ def _finish(reason: Any, where: str) -> tuple[Finish, str | None]:
     word = _word(reason)
     known = (word or "").lower()
     if known in _BROKEN_OFF:
-        raise EngineFault(f"{where}: it ended for the reason {word!r}, and is no reply", status=503)
+        raise EngineFault(f"{where}: it ended for the reason {word!r}, so it is not a reply", status=503)
     return (Finish.LENGTH if known in _CUT_SHORT else Finish.STOP), word
 
 

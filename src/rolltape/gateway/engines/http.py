@@ -38,7 +38,7 @@ class Connections:
 
     def __init__(self, url: str, name: str, *, api_key: str | None = None, proxy: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
-            raise EngineError(f"{name}: {url!r} is no address of an engine; give one like http://127.0.0.1:30000")
+            raise EngineError(f"{name}: {url!r} is not the address of an engine; give one like http://127.0.0.1:30000")
         self._url = url.rstrip("/")
         self._name = name
         self._api_key = api_key
@@ -64,8 +64,8 @@ class Connections:
         async with self._asking("/health"), self._response("GET", "/health", None) as response:
             if response.status == 404:  # the body is not awaited, as it may never end
                 raise EngineFault(
-                    f"{self._name}: /health answered 404, so this is no {program} server; give the address of one, "
-                    "without a path such as /v1, or the kind of engine that runs there",
+                    f"{self._name}: /health answered 404, so the server there is not {program}; give the address of "
+                    "one, without a path such as /v1, or the kind of engine that runs there",
                     status=404,
                 )
             await self._body(response, "/health")
@@ -147,7 +147,9 @@ class Connections:
         except aiohttp.ClientResponseError as error:
             raise EngineFault(f"{self._name}: {path} did not answer in HTTP: {_short(error.message)}") from None
         except aiohttp.InvalidURL as error:
-            raise EngineError(f"{self._name}: {error} is no address; give one like http://127.0.0.1:30000") from None
+            raise EngineError(
+                f"{self._name}: {error} is not an address; give one like http://127.0.0.1:30000"
+            ) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineDied(f"{self._name}: the connection ended before the answer to {path}: {error}") from None
 

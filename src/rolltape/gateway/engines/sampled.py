@@ -91,7 +91,7 @@ def top_side_arrays(
     for at, top in enumerate(tops):
         for place, (token, logprob) in enumerate(top[:count]):
             if not 0 <= token <= _MAX_ID:
-                raise EngineFault(f"{where}: {token} is listed as likely at sampled id {at}, and is no id")
+                raise EngineFault(f"{where}: {token} is listed as likely at sampled id {at}, but is not an id")
             top_ids[at, place], logprobs[at, place] = token, np.nan if logprob is None else logprob
     start = len(wanted.prompt_ids)
     return {

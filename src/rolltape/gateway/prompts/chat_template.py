@@ -23,7 +23,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
-            raise CheckpointError(f"{where}: its chat template is no Jinja template: {error}") from None
+            raise CheckpointError(f"{where}: its chat template is not a Jinja template: {error}") from None
 
     @staticmethod
     def source_in(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:

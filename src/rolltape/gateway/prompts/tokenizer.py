@@ -154,7 +154,7 @@ def _loaded(source: bytes, file: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(source)
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception for whatever is wrong with the file
-        raise CheckpointError(f"{file}: no tokenizer: {error}") from None
+        raise CheckpointError(f"{file}: not a tokenizer: {error}") from None
     # Some files contain the lengths of the last training batch, which transformers ignores too.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -34,7 +34,9 @@ class GatewayGuard:
         names = [f"//{request.host}", *request.headers.getall("Origin", ())]
         strange = next((name for name in names if not is_loopback(host_in(name))), None)
         if self._loopback and strange is not None:
-            raise NotAllowed(f"asked as {strange.lstrip('/')!r}; ask as localhost, or start the gateway without --open")
+            raise NotAllowed(
+                f"the Host or Origin is {strange.lstrip('/')!r}; use localhost, or start the gateway without --open"
+            )
 
     def admit_admin(self, request: web.Request) -> None:
         """Raise NotAllowed unless the request carries the admin key, or another gateway of the run has checked it."""

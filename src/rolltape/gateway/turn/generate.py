@@ -292,7 +292,7 @@ class Generator:
                     continue
                 missed += 1
                 if missed == 3 and not task.done():
-                    raise EngineDied(f"it does not answer any more: {error}") from error
+                    raise EngineDied(f"it no longer answers: {error}") from error
             finally:
                 look.cancel()
 

@@ -56,7 +56,7 @@ def _refuse_unservable(body: Fields) -> None:
     if body.maybe_flag("echo"):
         body.refuse("echo", "put the prompt before the reply yourself; return_token_ids gives its ids")
     if body.maybe_text("suffix"):
-        body.refuse("suffix", "a prompt is continued at its end alone; leave it out")
+        body.refuse("suffix", "a prompt is continued only at its end; leave it out")
     if (best_of := body.maybe_whole("best_of", least=1)) is not None and best_of > (body.maybe_whole("n") or 1):
         body.refuse("best_of", "ask for n replies and choose among them")
 

@@ -33,7 +33,7 @@ def _read_request(raw: bytes) -> ChatRequest:
     body, repaired = read_body(raw)
     for media in ("features", "content_parts"):
         if body.get(media):
-            body.refuse(media, "images and the like are not supported; send token ids alone")
+            body.refuse(media, "images, audio and video are not supported; send only token ids")
     params = body.object("sampling_params")
     return ChatRequest(
         api="generate",

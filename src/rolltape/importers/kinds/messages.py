@@ -256,4 +256,4 @@ def _saved_dataset(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path}, row {number}", without_nulls(row)
     except arrow_errors(*_UNREADABLE) as error:
         after = f" after row {number}" if number else ""
-        raise ImportFileError(f"{path}: no saved dataset that can be read{after}: {error}") from None
+        raise ImportFileError(f"{path}: not a readable saved dataset{after}: {error}") from None

@@ -178,7 +178,7 @@ def _load_torch_file(path: Path) -> Any:
     except FileNotFoundError:
         raise ImportFileError(f"{path}: there is no such file; check the path") from None
     except (EOFError, OSError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ImportFileError(f"{path}: no file that torch.save wrote: {_first_line(error)}") from None
+        raise ImportFileError(f"{path}: not a file that torch.save wrote: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -124,7 +124,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
                 row[name] = None if row.get(name) is None else json.loads(row[name])
             yield row
     except (sqlite3.Error, ValueError, RecursionError) as error:
-        raise ImportFileError(f"{file}: no capture database: {error}") from None
+        raise ImportFileError(f"{file}: not a capture database: {error}") from None
     finally:
         connection.close()
 

@@ -66,7 +66,7 @@ def as_member(kind: type[E], value: str, where: str) -> E:
         return kind(value)
     except ValueError:
         known = ", ".join(member.value for member in kind)
-        raise RecordError(f"{where}: {shown(value)} is no {kind.__name__}; known are {known}") from None
+        raise RecordError(f"{where}: {shown(value)} is not a {kind.__name__}; known are {known}") from None
 
 
 def as_text(value: object, where: str) -> str | None:
@@ -268,7 +268,9 @@ def _as_side_array(given: object, prompt: int, sampled: int, where: str) -> Side
     start = fields.get("start")
     if start is None:
         if covered != sampled:
-            raise MisalignedError(f"{where}: {covered} rows but {sampled} sampled ids; say `start` if it covers others")
+            raise MisalignedError(
+                f"{where}: {covered} rows but {sampled} sampled ids; give `start` if it covers others"
+            )
         start = prompt
     start = as_count(start, f"{where}: start")
     if start + covered > prompt + sampled:

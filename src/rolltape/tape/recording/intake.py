@@ -234,7 +234,7 @@ class SessionIntake:
             and self.turns[int(sequence)].id == wanted
         ):
             return self.turns[int(sequence)]
-        raise RecordError(f"{where}: `after` names {wanted}, which is no earlier turn of session {self.head.id}")
+        raise RecordError(f"{where}: `after` names {wanted}, which is not an earlier turn of session {self.head.id}")
 
 
 def _snapshots(messages: Iterable[object], where: str, known: dict[bytes, Message] | None = None) -> list[Message]:

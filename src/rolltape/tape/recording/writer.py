@@ -268,7 +268,9 @@ _RELIED_ON: dict[str, Any] = {
 def _check_event_data(kind: str, data: object, where: str) -> None:
     """Raise RecordError for an event that readers could not read. Nobody can take an event back."""
     if kind == EventKind.FINISH:
-        raise RecordError(f"{where}: a finish is no event to append; end a rollout with its finish() or fail()")
+        raise RecordError(
+            f"{where}: a finish cannot be appended as an event; end a rollout with its finish() or fail()"
+        )
     if kind in _RELIED_ON:
         try:
             msgspec.convert(data, _RELIED_ON[kind])

@@ -41,7 +41,9 @@ def prune(
     side_array: str | None = None,
     dry_run: bool = False,
 ) -> PruneReport:
-    """Delete the turns of the rollouts of some steps, or one side array of those (or of all). Seals first.
+    """Delete the turns of the rollouts of some steps. With `side_array`, delete only that array of their turns.
+
+    A side array without steps is deleted from all rollouts. Finished rollouts are sealed first.
 
     Example:
 
@@ -49,7 +51,7 @@ def prune(
         print(report.rollouts, report.turns)
     """
     if before_step is None and steps is None and side_array is None:
-        raise TapeError(f"run {os.fspath(run_path)}: prune what? Give before_step, steps, or side_array")
+        raise TapeError(f"run {os.fspath(run_path)}: nothing to prune; give before_step, steps, or side_array")
     before = None if before_step is None else as_count(before_step, "before_step")
     wanted_steps = None if steps is None else {as_count(one, "steps") for one in as_items(steps, "steps", "steps")}
     directory = RunDirectory.opened(run_path)

@@ -47,7 +47,7 @@ class SealReport(msgspec.Struct, frozen=True, kw_only=True):
 def seal(
     run_path: str | os.PathLike[str], to: str | os.PathLike[str] | None = None, progress: Progress | None = None
 ) -> SealReport:
-    """Write every rollout that has ended and is not sealed yet into Parquet shards, in the run or at `to`.
+    """Move every rollout that has ended from the journals into Parquet shards, in the run or at `to`.
 
     Example:
 

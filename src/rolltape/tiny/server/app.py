@@ -176,7 +176,7 @@ class EngineServer:
     async def pause(self, request: web.Request) -> web.Response:
         mode = decode(await request.read(), PauseBody).mode
         if mode not in ("abort", "in_place", "retract"):
-            raise BodyError(f"mode {mode!r}; abort, in_place or retract is meant")
+            raise BodyError(f"mode is {mode!r}; give abort, in_place or retract")
         await self.engine.pause(in_flight=InFlightPolicy.ABORT if mode == "abort" else InFlightPolicy.FINISH)
         return _json({"message": "Generation paused successfully.", "status": "ok"})
 

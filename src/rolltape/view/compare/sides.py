@@ -60,7 +60,7 @@ def parse_side(query: Query, letter: str, runs: Mapping[str, RunAnswers]) -> Sid
     for name, value in query.items():
         if name.startswith(f"{letter}_") and value:
             if name[2:] not in _FILTERS:
-                raise NoAnswer(f"{name[:40]} is no filter; give {', '.join(f'{letter}_{one}' for one in _FILTERS)}")
+                raise NoAnswer(f"{name[:40]} is not a filter; give {', '.join(f'{letter}_{one}' for one in _FILTERS)}")
             filters[name[2:]] = value
     listing = answers.listing()
     return Side(letter, answers.run.name, answers.run.title, filters, listing, _matching(listing, filters, letter))

@@ -153,7 +153,7 @@ def parse_reason(reason: FinishReason | None, wanted: Generation, where: str) ->
         return finish, None
     if reason.matched not in (wanted.sampling.stop or ()):
         # SGLang reports this if it met NaN, and put a stop id in place of a sampled one.
-        raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is no stop string that was given")
+        raise EngineFault(f"{where}: it ended on {reason.matched!r}, which is not a stop string of the request")
     return Finish.STOP_STRING, reason.matched
 
 
@@ -227,4 +227,4 @@ def _int32s(encoded: str, name: str, where: str) -> npt.NDArray[np.int32]:
     try:
         return np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
     except (binascii.Error, ValueError) as error:
-        raise EngineFault(f"{where}: {name} are no int32 in base64: {error}") from None
+        raise EngineFault(f"{where}: {name} are not int32 values in base64: {error}") from None

@@ -196,7 +196,7 @@ def _thinking(config: Fields) -> tuple[bool | None, Effort | None]:
     if budget == 0:
         return False, None
     if budget is not None and budget > 0:
-        thinking.ignore(f"{thinking.at('thinkingBudget')}: thinking is limited by maxOutputTokens alone")
+        thinking.ignore(f"{thinking.at('thinkingBudget')}: thinking is limited only by maxOutputTokens")
     effort = None if level is None else Effort(thinking.at("thinkingLevel"), level.lower())
     return None if budget is None and level is None else True, effort
 

@@ -189,7 +189,7 @@ def _thinking(fields: Fields) -> bool | None:
     if kind == "between_tools":
         fields.ignore("thinking.type: the model may think at any time")
     if thinking.maybe_whole("budget_tokens", least=0) is not None:
-        fields.ignore("thinking.budget_tokens: thinking is limited by max_tokens alone")
+        fields.ignore("thinking.budget_tokens: thinking is limited only by max_tokens")
     if thinking.maybe_text("display") is not None:
         fields.ignore("thinking.display: thinking is shown in full")
     return kind != "disabled"
