@@ -217,6 +217,19 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
         ({"answer": 1}, 'it has no prompt; add "prompt" (text) or "messages" (a list of them)'),
         ({"prompt": " ", "answer": 1}, "its prompt is empty; say what is asked"),
         ({"prompt": 5, "answer": 1}, "its prompt: expected `str | null`, got `int`; correct it"),
+        (
+            {"prompt": "a", "answer": 1, "unfinished": "bad"},
+            "its unfinished: invalid enum value 'bad'; give a number or 'check' or an object",
+        ),
+        (
+            {"prompt": "a", "answer": 1, "unfinished": {"timeout": "bad"}},
+            "its unfinished[...]: invalid enum value 'bad'; give a number or 'check'",
+        ),
+        (
+            {"prompt": "a", "answer": 1, "unfinished": {"time": 1}},
+            "a key of its unfinished: invalid enum value 'time'; give 'completed' or 'tool_stopped' or 'max_turns' or "
+            "'max_tokens' or 'max_tool_calls' or 'context_overflow' or 'parse_error' or 'timeout'",
+        ),
         ({"prompt": "a", "messages": []}, "it has both a prompt and messages; keep one of them"),
         ({"messages": [], "answer": 1}, "its messages are an empty list; give at least one"),
         (
