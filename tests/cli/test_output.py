@@ -104,6 +104,22 @@ def test_an_interrupt_is_one_line(cli: Cli, run: Path, monkeypatch: pytest.Monke
     assert (result.code, result.out, result.err) == (130, "", "rolltape: interrupted\n")
 
 
+@pytest.mark.parametrize("module", ["typer", "rolltape.cli.exits"])
+def test_an_interrupt_while_modules_are_imported_is_one_line(module: str) -> None:
+    program = f"""
+import signal, sys
+class Interrupted:
+    def find_spec(name, *_):
+        if name == "{module}":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted)
+from rolltape.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rolltape: interrupted\n")
+
+
 def test_a_file_of_the_run_that_cannot_be_read_is_named(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_location: str) -> None:
         raise PermissionError(13, "Permission denied", "run.json")

@@ -60,6 +60,16 @@ def test_a_context_budget_ends_an_attempt_above_it(tmp_path: Path, cli: Cli) -> 
     assert rollouts(run)[0].outcome.stop_reason is StopReason.CONTEXT_OVERFLOW
 
 
+@pytest.mark.parametrize("flag", ["--step", "--limit", "--group-size"])
+def test_a_number_that_the_tape_cannot_hold_is_refused_before_a_run_is_made(
+    flag: str, tmp_path: Path, cli: Cli
+) -> None:
+    result = cli("collect", task_file(tmp_path, SUMS[:1]), "--run", tmp_path / "run", flag, 2**63)
+    wanted = f"rolltape: {flag} is 9223372036854775808; give at most 9223372036854775807\n"
+    assert (result.code, result.err) == (2, wanted)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_source_is_named_as_told(tmp_path: Path, cli: Cli) -> None:
     run = tmp_path / "run"
     with instant().in_thread() as engine:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,19 @@ async def test_nulls_of_a_table_are_the_same_as_absent() -> None:
         ({"answer": 1}, 'it has no prompt; add "prompt" (text) or "messages" (a list of them)'),
         ({"prompt": " ", "answer": 1}, "its prompt is empty; say what is asked"),
         ({"prompt": 5, "answer": 1}, "its prompt: expected `str | null`, got `int`; correct it"),
+        (
+            {"prompt": "a", "answer": 1, "unfinished": "bad"},
+            "its unfinished: invalid enum value 'bad'; give a number or 'check' or an object",
+        ),
+        (
+            {"prompt": "a", "answer": 1, "unfinished": {"timeout": "bad"}},
+            "its unfinished[...]: invalid enum value 'bad'; give a number or 'check'",
+        ),
+        (
+            {"prompt": "a", "answer": 1, "unfinished": {"time": 1}},
+            "a key of its unfinished: invalid enum value 'time'; give 'completed' or 'tool_stopped' or 'max_turns' or "
+            "'max_tokens' or 'max_tool_calls' or 'context_overflow' or 'parse_error' or 'timeout'",
+        ),
         ({"prompt": "a", "messages": []}, "it has both a prompt and messages; keep one of them"),
         ({"messages": [], "answer": 1}, "its messages are an empty list; give at least one"),
         (
@@ -294,6 +308,16 @@ def test_an_object_without_a_reward_is_no_score() -> None:
     with pytest.raises(CollectError, match=r"python:a:f: the result \{'score': 1\} has no 'reward'; add it"):
         scoring.parse_score({"score": 1}, "python:a:f")
     assert scoring.parse_score({"reward": None, "why": "a"}, "f") == Score(reward=None, reward_data={"why": "a"})
+
+
+@pytest.mark.parametrize("terms", [[1, 2], 5, "style"])
+def test_terms_that_are_no_object_are_no_score(terms: Any) -> None:
+    with pytest.raises(CollectError, match=re.escape(f"python:a:f: terms is {terms!r}; give an object of numbers")):
+        scoring.parse_score({"reward": 1, "terms": terms}, "python:a:f")
+
+
+def test_terms_of_none_are_none() -> None:
+    assert scoring.parse_score({"reward": 1, "terms": None}, "f") == Score(reward=1.0, reward_data={})
 
 
 def test_function_that_is_not_there_is_told_before_anything_runs() -> None:

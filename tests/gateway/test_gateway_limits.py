@@ -121,6 +121,20 @@ async def test_sampling_is_the_agents_then_the_sessions_then_forced(run: Path) -
     assert turn.facts.sampling_asked == {"temperature": 0.75, "max_tokens": 5}
 
 
+async def test_a_top_p_of_0_is_applied_as_a_top_k_of_1_since_engines_refuse_it(run: Path) -> None:
+    async with rig(run, lambda _: "ok") as it:
+        opened = await it.open()
+        await it.ask(opened, "hello", top_p=0)
+        await it.finish(opened)
+        sent = it.engine.said[0].asked.body["sampling_params"]
+    assert (sent["top_p"], sent["top_k"]) == (1.0, 1)
+    (turn,) = it.turns()
+    applied, asked = turn.facts.sampling, turn.facts.sampling_asked
+    assert applied is not None
+    assert (applied["top_p"], applied["top_k"]) == (1.0, 1)
+    assert asked == {"top_p": 0.0}
+
+
 async def test_thinking_is_as_the_session_says(run: Path) -> None:
     async with rig(run, lambda _: "ok") as it:
         for thinking in (True, False):

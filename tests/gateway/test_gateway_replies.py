@@ -259,8 +259,21 @@ async def test_a_base_url_that_is_wrong_is_told_where_the_route_is(run: Path, pa
     async with rig(run) as it:
         refused = await it.call("POST", path, {})
     assert refused.status == 404
-    told = "" if meant is None else f"; change the base URL so that its clients ask at {meant}"
-    assert refused.error == f"Not Found: POST {path}{told}"
+    served = (
+        "the model replies at /v1/chat/completions, /v1/completions, /inference/v1/generate, /v1/responses, "
+        "/v1/messages, /{version}/models/{model}:{method}"
+    )
+    told = served if meant is None else f"change the base URL so that its clients ask at {meant}"
+    assert refused.error == f"Not Found: POST {path}; {told}"
+
+
+async def test_a_wrong_method_is_told_which_one_to_send(run: Path) -> None:
+    async with rig(run) as it:
+        refused = [await it.call("GET", "/v1/chat/completions"), await it.call("DELETE", "/v1/models")]
+    assert [(one.status, one.error) for one in refused] == [
+        (405, "Method Not Allowed: GET /v1/chat/completions; send POST"),
+        (405, "Method Not Allowed: DELETE /v1/models; send GET or HEAD"),
+    ]
 
 
 async def test_models_greetings_and_health(run: Path) -> None:

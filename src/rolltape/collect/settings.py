@@ -88,6 +88,8 @@ class CollectSettings(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not (value > least if needs_more else value >= least):
                 wanted = f"more than {least}" if needs_more else f"{least} or more"
                 raise CollectError(f"{name} is {value}; give {wanted}")
+            if isinstance(value, int) and value >= 2**63:
+                raise CollectError(f"{name} is {value}; give at most {2**63 - 1}")
         if (self.price_in is None) != (self.price_out is None):
             raise CollectError("price_in and price_out go together; give both")
         if self.max_cost is not None and self.price_in is None and not any(map(_may_report_cost, self.engines)):

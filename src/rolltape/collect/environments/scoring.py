@@ -73,7 +73,10 @@ def parse_score(value: object, where: str) -> Score:
             raise CollectError(f"{where}: the result {shown(value)} has no 'reward'; add it, with None for no reward")
         given = dict(value)
         reward = given.pop("reward")
-        terms = {str(name): as_float(term, f"{where}: {name}") for name, term in given.pop("terms", {}).items()}
+        given_terms = given.pop("terms", None) or {}
+        if not isinstance(given_terms, Mapping):
+            raise CollectError(f"{where}: terms is {shown(given_terms)}; give an object of numbers")
+        terms = {str(name): as_float(term, f"{where}: {name}") for name, term in given_terms.items()}
         return Score(
             reward=None if reward is None else as_float(reward, f"{where}: the reward"), terms=terms, reward_data=given
         )

@@ -1,11 +1,13 @@
 """Read a task's entry: the checked fields that its environment knows, and the opening messages from them."""
 
 import copy
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from rolltape.collect.environments.protocol import Message, Opening, Tool
 from rolltape.collect.tasks import Task
@@ -14,7 +16,7 @@ from rolltape.records.jsonable import shown
 
 T = TypeVar("T")
 
-_AT = " - at `$"
+_STEP = re.compile(r"\.\w+|\[")  # of the path to a value
 # Fields that environments score by. An agent must not see them.
 _SCORING_FIELDS = frozenset({"answer", "check", "unfinished", "criteria", "scale", "better", "judge", "harbor"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -38,7 +40,7 @@ def parse_fields(task: Task, kind: type[T]) -> T:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise TaskError(_describe_error(str(error))) from None
+        raise TaskError(_describe_error(str(error), kind)) from None
 
 
 def copy_entry(task: Task) -> dict[str, Any]:
@@ -114,8 +116,35 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _describe_error(message: str) -> str:
-    what, _, path = message.partition(_AT)
+def _describe_error(message: str, kind: type) -> str:
+    what, _, path = message.partition(" - at `")
     what = what[:1].lower() + what[1:]
-    where = path.rstrip("`").removeprefix(".")
-    return f"its {where}: {what}; correct it" if where else f"it is not as its environment needs it: {what}"
+    inside, _, where = path.rstrip("`").rpartition("$")
+    steps = _STEP.findall(where) + (["key"] if inside else [])
+    choices = " or ".join(_find_choices(inspect.type_info(kind), steps)) if what.startswith("invalid enum") else ""
+    subject = f"{'a key of ' if inside else ''}its {where.removeprefix('.')}" if where else "its fields"
+    return f"{subject}: {what}; {f'give {choices}' if choices else 'correct it'}"
+
+
+def _find_choices(kind: inspect.Type, steps: Sequence[str]) -> Iterator[str]:
+    """What is allowed at the end of a path: steps are `.name`, `[` for an item, and `key`."""
+    match kind, steps:
+        case inspect.UnionType(types=types), _:
+            for one in types:
+                yield from _find_choices(one, steps)
+        case inspect.StructType(fields=fields), [name, *rest]:
+            for field in fields:
+                if name == f".{field.encode_name}":
+                    yield from _find_choices(field.type, rest)
+        case inspect.DictType(key_type=inner), ["key"]:
+            yield from _find_choices(inner, [])
+        case ((inspect.DictType(value_type=inner) | inspect.ListType(item_type=inner)), ["[", *rest]):
+            yield from _find_choices(inner, rest)
+        case inspect.LiteralType(values=values), []:
+            yield from map(repr, values)
+        case inspect.EnumType(cls=cls), []:
+            yield from (repr(one.value) for one in cls)
+        case inspect.FloatType(), []:
+            yield "a number"
+        case inspect.DictType(), []:
+            yield "an object"

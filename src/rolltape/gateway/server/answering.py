@@ -28,7 +28,7 @@ from rolltape.gateway.request import INLINE_BYTES
 from rolltape.gateway.server.guard import ADMIN
 from rolltape.gateway.service import Service
 from rolltape.gateway.settings import GatewaySettings
-from rolltape.gateway.wire import DIALECTS, dialect_of, likely_path
+from rolltape.gateway.wire import DIALECTS, describe_routes, dialect_of, likely_path
 from rolltape.gateway.wire.protocol import Dialect
 
 gateway_log = logging.getLogger("rolltape.gateway")
@@ -94,8 +94,12 @@ def answering_with(service: Service, forward: Forward) -> Middleware:
             if error.status == 413:
                 why = f"the body is larger than {service.settings.max_body_mib} MiB, which is the gateway's limit"
             message = f"{why}: {request.method} {_path(request)}"
-            if error.status == 404 and (meant := likely_path(request.path)) is not None:
-                message += f"; change the base URL so that its clients ask at {meant}"
+            if isinstance(error, web.HTTPNotFound):
+                meant = likely_path(request.path)
+                served = f"the model replies at {describe_routes()}"
+                message += f"; {served if meant is None else f'change the base URL so that its clients ask at {meant}'}"
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                message += f"; send {' or '.join(sorted(error.allowed_methods))}"
             return _refusal(request, error.status, message, final=True)
         except web.RequestPayloadError as error:  # cut short
             status, why = 400, f"the body cannot be read: {' '.join(str(error).split())}"

@@ -233,6 +233,8 @@ class Turns:
     def _applied(self, turn: GatewayTurn, sampled: int) -> SamplingParams:
         """The sampling parameters as engines get them, with a limit of tokens."""
         applied = turn.decided.over(_NEUTRAL)
+        if applied.top_p == 0 and self._pool.token_faithful:  # an API's way to say the likeliest; engines refuse it
+            applied = msgspec.structs.replace(applied, top_p=1.0, top_k=1)
         limit = self._settings.max_reply_tokens if applied.max_tokens is None else applied.max_tokens
         return msgspec.structs.replace(applied, max_tokens=max(min(limit - sampled, turn.max_reply_tokens), 0))
 

@@ -43,6 +43,12 @@ def likely_path(path: str) -> str | None:
     return named if any(re.fullmatch(_pattern(path), named) for path in called) else None
 
 
+def describe_routes() -> str:
+    """Where each API asks for a reply of the model."""
+    first = (next(route.path for route in one.routes if route.answers is Answers.TURN) for one in DIALECTS)
+    return ", ".join(re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", path) for path in first)
+
+
 def _pattern(route: str) -> str:
     """A route's path as a regular expression."""
     return re.sub(r"\{\w+:([^{}]*)\}", r"(?:\1)", route)
