@@ -15,7 +15,7 @@ from rolltape.cli import run as rolltape_command
 from rolltape.records.policy import CutPolicy, LossWeight, RewardShare
 from rolltape.records.rollout import EventKind
 from rolltape.records.sample import Sample
-from rolltape.tokens import read_tokens, score_sample, write_tokens
+from rolltape.tokens import list_steps, read_tokens, score_sample, write_tokens
 from taped import assistant, first_turn, user
 from trained_runs import STEP, SeenRow, export_rows, export_samples, record_groups, samples_of, seen_row
 
@@ -665,6 +665,17 @@ def test_findings_are_printed_with_their_place_and_what_to_do_and_check_has_them
     ]
     assert rolltape_command(["check", str(recorded)]) == 1
     assert f"{place}: id 5 in the record, {held} on the tape" in capsys.readouterr().out
+
+
+def test_of_a_step_in_two_formats_the_stable_one_comes_first_and_no_sample_is_in_several_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=1)
+    for file_format in ("jsonl", "parquet"):
+        export_samples(run, samples_of(run), file_format=file_format)
+    (run / "token_exports" / f"step_{STEP}" / "STABLE").unlink()
+    assert [(step.file_format.value, step.stable) for step in list_steps(run)] == [("parquet", True), ("jsonl", False)]
+    assert Checked(run, capsys).summary["repeated"] == 0
 
 
 def test_records_that_name_no_sample_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
