@@ -222,6 +222,7 @@ class GroupStream:
         try:
             samples = tuple(samples_of_group(rollouts, request.policy, credit=request.credit, versions=versions))
         except RecordError as error:
+            log.warning("group %s of step %d cannot be given: %s", pending.id, pending.step, error)
             return Skip(f"its samples cannot be built: {error}")
         if not samples and not request.with_empty:
             return Skip(f"nothing to train in {len(rollouts)} rollouts under {request.policy.name}")
