@@ -147,6 +147,30 @@ def test_samples_that_lack_what_is_needed_are_an_error_and_leave_no_file(cli: Cl
     assert not out.exists()
 
 
+@pytest.mark.parametrize("form", ["jsonl", "slime", "verl", "trl", "skyrl", "tinker", "areal"])
+def test_a_sample_that_cannot_be_built_is_named_and_left_out(cli: Cli, tmp_path: Path, form: str) -> None:
+    folder, out = tmp_path / "run", tmp_path / "samples"
+    with rolltape.open(folder, name="exp") as tape:
+        for attempt, widths in enumerate([(2, 2), (2, 3), (3, 3)]):
+            with tape.rollout(task_id="t", step=0, attempt=attempt) as rollout:
+                session = rollout.session()
+                for number, width in enumerate(widths):
+                    session.record_turn(
+                        prompt_messages=[user("go")] * (number + 1),
+                        prompt_ids=[1, 2, 5, 6, 9][: 2 + 3 * number],
+                        sampled_ids=[5, 6],
+                        logprobs=[-0.1, -0.2],
+                        finish="length",
+                        side_arrays={"depths": np.zeros((2, width), np.int16)},
+                    )
+                rollout.finish(reward=float(attempt))
+    bad = rolltape.read(folder).index()[1].id
+    written = cli("export", str(folder), "--format", form, "-o", str(out))
+    assert written.code == 3
+    assert f"{bad}: a sample of it is left out: side array 'depths' is int16[2] in turn {bad}.0.0.0" in written.err
+    assert f"2 samples written to {out}" in written.err
+
+
 def test_slime_and_verl_go_without_logprobs_where_asked(cli: Cli, tmp_path: Path) -> None:
     with rolltape.open(tmp_path / "bare", name="bare") as tape, tape.rollout(task_id="t", step=0) as rollout:
         first_turn(rollout.session(), logprobs=None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rolltape
-from group_streams import begin, collected, collects, record, stream, tasks
+from group_streams import SOURCE, begin, collected, collects, record, stream, tasks
 from rolltape.errors import GroupsError, PolicyError
 from rolltape.groups.consumer import Consumer, find_consumer
 from rolltape.records.policy import Advantage, Credit
@@ -19,7 +19,7 @@ from rolltape.tape.run import RolloutRow
 from rolltape.tape.rundir import Place
 from rolltape.tape.shards.publish import Publisher
 from rolltape.tape.shards.seal import make_run
-from taped import finished, first_turn, python
+from taped import finished, first_turn, python, user
 
 
 def test_a_group_is_given_once_its_last_attempt_has_ended(tape: Tape) -> None:
@@ -249,6 +249,31 @@ def test_a_group_with_nothing_to_train_is_skipped_for_good(tape: Tape) -> None:
     assert [skipped.reason for skipped in waiting.skipped] == ["nothing to train in 1 rollouts under exact"]
     tape.filter(row.id, None)
     assert list(stream(tape)) == []
+
+
+def test_a_group_whose_samples_cannot_be_built_is_skipped_and_the_others_are_given(
+    tape: Tape, caplog: pytest.LogCaptureFixture
+) -> None:
+    collects(tape, size=1)
+    for task, widths in (("a", (2, 2)), ("b", (2, 3)), ("c", (3, 3))):
+        with tape.rollout(task_id=task, source=SOURCE, step=0, attempt=0) as rollout:
+            session = rollout.session()
+            for number, width in enumerate(widths):
+                session.record_turn(
+                    prompt_messages=[user("go")] * (number + 1),
+                    prompt_ids=[1, 2, 5, 6, 9][: 2 + 3 * number],
+                    sampled_ids=[5, 6],
+                    logprobs=[-0.1, -0.2],
+                    finish="length",
+                    side_arrays={"routed_experts": np.zeros((2, width), np.int16)},
+                )
+            rollout.finish(reward=1.0)
+    collected(tape)
+    waiting = stream(tape, step=0)
+    assert tasks(list(waiting)) == ["a", "c"]
+    (skipped,) = waiting.skipped
+    assert "its samples cannot be built: side array 'routed_experts' is int16[2] in turn" in skipped.reason
+    assert f"group {skipped.group} of step 0 cannot be given: side array 'routed_experts'" in caplog.text
 
 
 def test_groups_of_weights_too_far_behind_are_skipped(tape: Tape) -> None:

@@ -15,7 +15,7 @@ from rolltape.cli import run as rolltape_command
 from rolltape.records.policy import CutPolicy, LossWeight, RewardShare
 from rolltape.records.rollout import EventKind
 from rolltape.records.sample import Sample
-from rolltape.tokens import read_tokens, score_sample, write_tokens
+from rolltape.tokens import list_steps, read_tokens, score_sample, write_tokens
 from taped import assistant, first_turn, user
 from trained_runs import STEP, SeenRow, export_rows, export_samples, record_groups, samples_of, seen_row
 
@@ -513,6 +513,35 @@ def _divided_by_deviation(epsilon: float) -> Callable[[torch.Tensor], torch.Tens
     return lambda rewards: (rewards - rewards.mean()) / (rewards.std() + epsilon)
 
 
+def _computed_by_trainer(
+    run: Path, by_trainer: Callable[[torch.Tensor], torch.Tensor], *, placeholders: bool = False, most: int = 99
+) -> Callable[[list[SeenRow]], None]:
+    """Gives rows the advantages that a trainer computes in float32 from the rewards of the first attempts of a group.
+
+    With `placeholders`, attempts without a reward get the mean of the others.
+    """
+    advantages: dict[str, float] = {}
+    for group in {row.group for row in rolltape.read(run).index()}:
+        members = [row for row in rolltape.read(run).index() if row.group == group and row.attempt < most]
+        known = [row.reward for row in members if row.reward is not None]
+        mean = float(np.mean(known))
+        counted = [row for row in members if placeholders or row.reward is not None]
+        rewards = torch.tensor([mean if row.reward is None else row.reward for row in counted])
+        advantages |= {row.id: float(one) for row, one in zip(counted, by_trainer(rewards), strict=True)}
+
+    def give(rows: list[SeenRow]) -> None:
+        for row in rows:
+            row.advantage = advantages[row.rollout]
+
+    return give
+
+
+def _grade(run: Path, groups: Sequence[Sequence[float]]) -> None:
+    with rolltape.open(run) as tape:
+        for row in rolltape.read(run).index():
+            tape.score(row.id, reward=groups[int((row.task_id or "").removeprefix("task-"))][row.attempt])
+
+
 @pytest.mark.parametrize(
     ("kind", "by_trainer"),
     [
@@ -530,21 +559,7 @@ def test_the_ways_in_which_trainers_scale_advantages_are_known(
     dtype: torch.dtype,
 ) -> None:
     run = record_groups(tmp_path / "run", attempts=3)
-    groups: dict[str, list[tuple[str, float]]] = {}
-    for row in rolltape.read(run).index():
-        groups.setdefault(row.group, []).append((row.id, row.reward or 0.0))
-    advantages = {
-        rollout: float(advantage)
-        for members in groups.values()
-        for (rollout, _), advantage in zip(
-            members, by_trainer(torch.tensor([reward for _, reward in members])).to(dtype), strict=True
-        )
-    }
-
-    def scaled(rows: list[SeenRow]) -> None:
-        for row in rows:
-            row.advantage = advantages[row.rollout]
-
+    scaled = _computed_by_trainer(run, lambda rewards: by_trainer(rewards).to(dtype))
     export_samples(run, samples_of(run), scaled)
     assert Checked(run, capsys).findings == []
     assert Checked(run, capsys, "--advantage", kind).findings == []
@@ -558,6 +573,62 @@ def test_the_ways_in_which_trainers_scale_advantages_are_known(
     checked = Checked(run, capsys)
     assert checked.rules == ["advantage"]
     assert f"({kind})" in checked.findings[0]["what"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("epsilon", [None, 1e-6, 1e-4])
+def test_what_float32_loses_in_the_mean_of_rewards_is_no_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epsilon: float | None, dtype: torch.dtype
+) -> None:
+    """Seven times 0.7 has a mean that is not 0.7, and rewards around 100 leave few digits of their difference."""
+    run = record_groups(tmp_path / "run", groups=3, attempts=7, turns=1)
+    close = 100 + np.random.default_rng(0).random((2, 7)) / 100
+    _grade(run, [[0.7] * 7, *close.tolist()])
+    centered: Callable[[torch.Tensor], torch.Tensor] = lambda rewards: rewards - rewards.mean()  # noqa: E731
+    by_trainer = centered if epsilon is None else _divided_by_deviation(epsilon)
+    export_samples(run, samples_of(run), _computed_by_trainer(run, lambda rewards: by_trainer(rewards).to(dtype)))
+    assert Checked(run, capsys).findings == []
+
+
+@pytest.mark.parametrize("others", ["have no reward", "are not taken", "are imported"])
+def test_advantages_of_a_part_of_each_group_are_known_whatever_the_way_of_scaling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], others: str
+) -> None:
+    run = record_groups(tmp_path / "run", groups=2, attempts=3, turns=1)
+    with rolltape.open(run) as tape:
+        for task in {"have no reward": ["task-0"], "are not taken": ["task-0", "task-1"]}.get(others, []):
+            with tape.rollout(task_id=task, step=STEP, attempt=3) as rollout:
+                first_turn(rollout.session())
+                rollout.finish(reward=None if others == "have no reward" else 0.9)
+        for attempt in range(8 * (others == "are imported")):
+            with tape.rollout(task_id="elsewhere", step=STEP, attempt=attempt, extra={"imported": "file"}) as rollout:
+                first_turn(rollout.session())
+                rollout.finish(reward=float(attempt))
+    scaled = _computed_by_trainer(run, _divided_by_deviation(1e-6), placeholders=others == "have no reward", most=3)
+
+    def give(rows: list[SeenRow]) -> None:
+        scaled([row for row in rows if row.rollout in ours])
+        for row in rows:
+            row.advantage = row.advantage if row.rollout in ours else 5.0
+
+    ours = {row.id for row in rolltape.read(run).index() if row.task_id != "elsewhere" and row.attempt < 3}
+    seen = [one for one in samples_of(run) if one.rollout in ours or others == "are imported"]
+    export_samples(run, seen, give)
+    assert "advantage" not in Checked(run, capsys).rules
+
+
+@pytest.mark.parametrize(("more", "rules"), [(0.0, []), (0.25, ["advantage"])])
+def test_a_lone_attempt_may_have_its_reward_as_its_advantage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: float, rules: list[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=3, attempts=1)
+
+    def reward_it(rows: list[SeenRow]) -> None:
+        for row in rows:
+            row.advantage = (row.reward or 0.0) + more
+
+    export_samples(run, samples_of(run), reward_it)
+    assert Checked(run, capsys).rules == rules
 
 
 def test_advantages_of_the_trainers_own_making_are_compared_by_their_order(
@@ -594,6 +665,17 @@ def test_findings_are_printed_with_their_place_and_what_to_do_and_check_has_them
     ]
     assert rolltape_command(["check", str(recorded)]) == 1
     assert f"{place}: id 5 in the record, {held} on the tape" in capsys.readouterr().out
+
+
+def test_of_a_step_in_two_formats_the_stable_one_comes_first_and_no_sample_is_in_several_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=1)
+    for file_format in ("jsonl", "parquet"):
+        export_samples(run, samples_of(run), file_format=file_format)
+    (run / "token_exports" / f"step_{STEP}" / "STABLE").unlink()
+    assert [(step.file_format.value, step.stable) for step in list_steps(run)] == [("parquet", True), ("jsonl", False)]
+    assert Checked(run, capsys).summary["repeated"] == 0
 
 
 def test_records_that_name_no_sample_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

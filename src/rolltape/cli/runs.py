@@ -18,13 +18,15 @@ from rolltape.samples import Linearized, counted_tries, linearize_under
 from rolltape.samples.linearize import linearize_each, samples_of_rollouts
 from rolltape.samples.spelling import Spell, Spellings, speller, token_texts, tokenizer_in
 from rolltape.tape.run import RolloutRow, Run
+from rolltape.tape.stored import Problem
 
 
 class OpenedRun(NamedTuple):
-    """A run, and its rollouts as listed when the command began."""
+    """A run, its rollouts as listed when the command began, and the problems that the command meets."""
 
     run: Run
     rows: list[RolloutRow]
+    problems: list[Problem]
 
 
 def open_run(path: str) -> OpenedRun:
@@ -51,7 +53,7 @@ def _list_rollouts(run: Run, path: str) -> OpenedRun:
     if not rows:
         found = [f"{problem.where}: {problem.what}" for problem in run.problems()]
         raise TapeError(f"{path}: the run holds no rollouts" + (f" ({'; '.join(found)})" if found else " yet"))
-    return OpenedRun(run, rows)
+    return OpenedRun(run, rows, [])
 
 
 def no_match(flags: str, run: Run) -> UsageError:
@@ -124,9 +126,13 @@ class SelectedRollouts:
         yield from linearize_each(tracked(self, policy.name, len(self)), policy, credit, self.opened.run.versions())
 
     def samples(self, policy: CutPolicy, credit: Credit) -> Generator[Sample, None, None]:
-        """Every sample, with advantages over whole groups."""
-        rollouts = tracked(self, policy.name, len(self))
-        yield from samples_of_rollouts(rollouts, self.opened.rows, policy, credit, self.opened.run.versions())
+        """Every sample, with advantages over whole groups. One that cannot be built is left out, and is a problem."""
+        rollouts, run = tracked(self, policy.name, len(self)), self.opened.run
+
+        def leave_out(rollout: str, error: RecordError) -> None:
+            self.opened.problems.append(Problem(rollout, f"a sample of it is left out: {error}", ""))
+
+        yield from samples_of_rollouts(rollouts, self.opened.rows, policy, credit, run.versions(), leave_out)
 
 
 def describe(error: Exception) -> str:
@@ -142,7 +148,7 @@ def _tries(opened: OpenedRun, rollout: str, try_index: int | None) -> list[Rollo
 
 def report_problems(opened: OpenedRun) -> int:
     """Print what could not be read, and return the command's exit code."""
-    problems = opened.run.noticed()
+    problems = [*opened.run.noticed(), *opened.problems]
     for problem in problems[:5]:
         note(f"{problem.where}: {problem.what}")
     if problems:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Self, TypedDict, Unpack
 
-from rolltape.errors import GroupsError
+from rolltape.errors import GroupsError, RecordError
 from rolltape.groups.consumer import GroupState, find_consumer
 from rolltape.groups.deciding import Give, GroupRequest, Late, Skip, decide, explain_staleness
 from rolltape.groups.group import Group, UnfinishedAttempt
@@ -66,10 +66,11 @@ def groups(tape: Tape, **options: Unpack[GroupOptions]) -> "GroupStream":
     decides whether the group is given without the missing attempts, or skipped. With `complete=False` it does not wait:
     it gives what has ended, and ends.
 
-    A group with a trained token more than `max_staleness` versions behind the newest is skipped. So is a group with
-    nothing to train, unless `with_empty` is set. The stream ends after `limit` groups, when all collections of `step`
-    have ended and their groups are given, or when nothing new has come for `idle_s`. It raises GroupsError if the
-    collecting process died before its end, and the collection was not resumed within `resume_s`.
+    A group with a trained token more than `max_staleness` versions behind the newest is skipped. So is a group whose
+    samples cannot be built, and one with nothing to train, unless `with_empty` is set. The stream ends after `limit`
+    groups, when all collections of `step` have ended and their groups are given, or when nothing new has come for
+    `idle_s`. It raises GroupsError if the collecting process died before its end, and the collection was not resumed
+    within `resume_s`.
     """
     policy, credit = cut_and_credit(options.get("policy", "exact"), options.get("credit"))
     late = options.get("late", Late.GIVE)
@@ -218,7 +219,11 @@ class GroupStream:
         consumer, request = self._consumer, self._request
         rollouts = [consumer.index.load(row.key) for row in give.rows]
         versions = consumer.index.versions()
-        samples = tuple(samples_of_group(rollouts, request.policy, credit=request.credit, versions=versions))
+        try:
+            samples = tuple(samples_of_group(rollouts, request.policy, credit=request.credit, versions=versions))
+        except RecordError as error:
+            log.warning("group %s of step %d cannot be given: %s", pending.id, pending.step, error)
+            return Skip(f"its samples cannot be built: {error}")
         if not samples and not request.with_empty:
             return Skip(f"nothing to train in {len(rollouts)} rollouts under {request.policy.name}")
         limit = request.max_staleness

@@ -1,10 +1,10 @@
 """A rollout's turns → its samples and its ledger, under a policy. A pure function of the tape."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 
-from rolltape.errors import LedgerError, PolicyError
+from rolltape.errors import LedgerError, PolicyError, RecordError
 from rolltape.records.fork import Fork
 from rolltape.records.policy import Credit, CutPolicy, cut_and_credit
 from rolltape.records.rollout import EventKind, Rollout
@@ -195,11 +195,23 @@ def samples_of_rollouts(
     policy: CutPolicy,
     credit: Credit,
     versions: Sequence[str] = (),
+    leave_out: Callable[[str, RecordError], None] | None = None,
 ) -> Generator[Sample, None, None]:
-    """Every sample of some rollouts, with advantages over whole groups: `listed` are all rollouts of the run."""
+    """Every sample of some rollouts, with advantages over whole groups: `listed` are all rollouts of the run.
+
+    `leave_out` is called with the rollout of a sample that cannot be built, and why. Without it, this raises.
+    """
     advantages = advantages_of(listed, credit.advantage)
     for made in linearize_each(rollouts, policy, credit, versions):
-        yield from made.samples(advantage=advantages.get(made.rollout.key))
+        for index in range(len(made)):
+            try:
+                sample = made.sample(index, advantages.get(made.rollout.key))
+            except RecordError as error:
+                if leave_out is None:
+                    raise
+                leave_out(made.rollout.id, error)
+            else:
+                yield sample
 
 
 def _ledger(rollout: Rollout, policy: CutPolicy, sessions: Sequence[LinearizedSession]) -> Ledger:

@@ -105,7 +105,7 @@ class TokenStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_steps(run: str | Path) -> list[TokenStep]:
-    """The steps of a run that have token records, in order."""
+    """The steps of a run that have token records, in order; of one in two formats, the stable one first."""
     found = []
     for file_format in Format:
         root = Path(run) / file_format.folder
@@ -113,7 +113,7 @@ def list_steps(run: str | Path) -> list[TokenStep]:
             named = _STEP.fullmatch(folder.name)
             if named and folder.is_dir():
                 found.append(_load_step(root, folder, int(named[1]), file_format))
-    return sorted(found, key=lambda step: (step.step, step.file_format))
+    return sorted(found, key=lambda step: (step.step, not step.stable, step.file_format))
 
 
 def token_folder(run: str | os.PathLike[str], file_format: Format) -> Path:

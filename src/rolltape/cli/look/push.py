@@ -51,7 +51,7 @@ def push(
     """Send a run's metrics and traces to a tracker."""
     to = _current_form(to, project)
     require_url("--view-url", view_url)
-    tape = OpenedRun(rolltape.read(run), []) if follow else open_run(run)
+    tape = OpenedRun(rolltape.read(run), [], []) if follow else open_run(run)
     with _tracker(to, name or tape.run.name, tape.run.tape_index.file.folder) as tracker:
         pushing = Push(
             tape.run,

@@ -91,7 +91,7 @@ def _print_json(checks: Sequence[StepCheck], unseen: Sequence[UnseenSample]) -> 
 
 def _count_repeated(checks: Sequence[StepCheck]) -> int:
     """How many samples have records in several steps. A trainer may do so, as after it went back to a checkpoint."""
-    steps = Counter(sample for check in checks for sample in check.seen)
+    steps = Counter(sample for _, sample in {(check.step, sample) for check in checks for sample in check.seen})
     return sum(count > 1 for count in steps.values())
 
 

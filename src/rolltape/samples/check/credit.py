@@ -5,8 +5,8 @@ The kind that the trainer uses is inferred from its records: the kind of `Credit
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from rolltape.records.sample import Span
 from rolltape.records.token_record import TokenRecord
 from rolltape.records.wording import number
 from rolltape.samples.check.records import TokenDifference, TokenRule, agree
-from rolltape.samples.credit import RewardedRollout, advantages_of
+from rolltape.samples.credit import RewardedRollout, advantages_of, counted_tries
 
 Key = tuple[str, int]  # a rollout and a try of it
 Advantages = Mapping[Key, float | None]
@@ -25,6 +25,8 @@ Siblings = tuple[int, Sequence[int]] | None  # a sample's place in its rollout, 
 K = TypeVar("K", "_Formula", RewardShare, LossWeight)
 
 _JOINED_WRONGLY = "check how the trainer joins rewards"
+_MEAN_ERROR = 2.0**-22  # of the largest reward: how far a float32 mean may be off
+_USUAL_EPSILON = 1e-6  # what scales that error up in a group of equal rewards
 
 
 class CheckedAdvantage(enum.StrEnum):
@@ -38,6 +40,30 @@ class CheckedAdvantage(enum.StrEnum):
     NONE = "none"  # they are not checked
 
 
+class _CenteredRewards(NamedTuple):
+    """A group's rewards minus their mean."""
+
+    values: Advantages
+    attempts: int  # that the trainer averages over
+    largest: float  # of the rewards themselves, without its sign
+
+    @classmethod
+    def of(cls, rows: Sequence[RewardedRollout]) -> "_CenteredRewards":
+        values = advantages_of(rows, Advantage.CENTERED)
+        rewards = [abs(row.outcome.reward or 0.0) for row in rows if values.get(row.head.key) is not None]
+        return cls(values, len(rewards), max(rewards, default=0.0))
+
+
+class _Expected(NamedTuple):
+    """An advantage, and the error that float32 arithmetic on the rewards may leave in it."""
+
+    value: float
+    error: float
+
+
+Expectations = Mapping[Key, _Expected | None]
+
+
 class _Formula(NamedTuple):
     """One way in which trainers scale a group's centered rewards."""
 
@@ -45,15 +71,25 @@ class _Formula(NamedTuple):
     ddof: int = 0  # the standard deviation divides by n - ddof
     epsilon: float = 0.0  # is added to it
 
-    def factor(self, centered: Sequence[float]) -> float:
-        """What the group's centered rewards are multiplied by."""
-        count, length = len(centered), math.hypot(*centered)
-        if self.kind is CheckedAdvantage.CENTERED or not length:
+    def scaled(self, group: _CenteredRewards) -> Expectations:
+        """The advantages of a group."""
+        factor = self._factor(group)
+        error = factor * _MEAN_ERROR * group.largest
+        of_deviation = factor * error if self.kind is CheckedAdvantage.NORMALIZED else 0.0
+        return {
+            key: None if held is None else _Expected(held * factor, error + of_deviation * abs(held))
+            for key, held in group.values.items()
+        }
+
+    def _factor(self, group: _CenteredRewards) -> float:
+        if self.kind is CheckedAdvantage.CENTERED or group.attempts < 2:
             return 1.0
         if self.kind is CheckedAdvantage.LEAVE_ONE_OUT:
-            return count / (count - 1)
-        deviation = length / math.sqrt(count - self.ddof) + self.epsilon
-        return 1 / deviation if deviation else 1.0
+            return group.attempts / (group.attempts - 1)
+        length = math.hypot(*(held for held in group.values.values() if held is not None))
+        if not length:
+            return 1 / max(self.epsilon, _USUAL_EPSILON)
+        return 1 / (length / math.sqrt(group.attempts - self.ddof) + self.epsilon)
 
 
 _OURS = (_Formula(CheckedAdvantage.CENTERED), _Formula(CheckedAdvantage.NORMALIZED))
@@ -149,19 +185,21 @@ def check_advantages(
     if asked is CheckedAdvantage.ORDERED:
         yield from _check_order(credited)
         return
-    groups = {group: advantages_of(rows[group], Advantage.CENTERED) for group in {one.group for one in credited}}
-    formulas = [formula for formula in _FORMULAS if asked in (CheckedAdvantage.AUTO, formula.kind)]
-    by_formula = {formula: _scaled(groups.values(), formula) for formula in formulas}
-    formula = _chosen_formula(credited, by_formula)
-    expected = by_formula[formula]
     imported = {row.head.key for group in rows.values() for row in group if "imported" in row.head.extra}
-    early = _advantages_of_the_seen(credited, rows, formula, expected)
+    by_group: dict[str, list[CreditedRecord]] = {}
     for one in credited:
-        if one.key in imported:
+        if one.key not in imported and one.advantages:
+            by_group.setdefault(one.group, []).append(one)
+    bases = [(ones, _bases_of(rows[group], {one.key for one in ones})) for group, ones in by_group.items()]
+    formulas = [formula for formula in _FORMULAS if asked in (CheckedAdvantage.AUTO, formula.kind)]
+    by_formula = {formula: _expected_by(formula, bases) for formula in formulas}
+    compared = [one for ones, _ in bases for one in ones]
+    formula = _chosen_formula(compared, by_formula)
+    for one in compared:
+        expected = by_formula[formula].get(one.key)
+        if _advantage_agrees(one, expected):
             continue
-        if _advantage_agrees(one, expected) is not False or _advantage_agrees(one, early):
-            continue
-        held = expected.get(one.key)
+        held = expected and expected.value
         token, value = _odd_advantage(one.record, held)
         by_tape = (
             "none on the tape, its rollout has no reward" if held is None else f"{number(held)} by its group's rewards"
@@ -178,27 +216,47 @@ def check_advantages(
         )
 
 
-def _chosen_formula(credited: Sequence[CreditedRecord], by_formula: Mapping[_Formula, Advantages]) -> _Formula:
+def _bases_of(rows: Sequence[RewardedRollout], seen: Collection[Key]) -> list[_CenteredRewards]:
+    """What a trainer may have scaled in a group. The first is all attempts with a reward."""
+    every = _CenteredRewards.of(rows)
+    bases = [
+        every,
+        every._replace(attempts=len(counted_tries(rows))),  # attempts without a reward were given the mean
+        _CenteredRewards.of([row for row in rows if row.head.key in seen]),  # the group was handed over early
+    ]
+    if every.attempts == 1:  # verl takes the reward of a lone attempt as it is
+        alone = {row.head.key: row.outcome.reward for row in rows if every.values.get(row.head.key) is not None}
+        bases.append(every._replace(values=alone))
+    return bases
+
+
+def _expected_by(
+    formula: _Formula, bases: Sequence[tuple[Sequence[CreditedRecord], Sequence[_CenteredRewards]]]
+) -> Expectations:
+    """Advantages by a formula: of each group by the first basis that all its records agree with, else by its first."""
+    found: dict[Key, _Expected | None] = {}
+    for ones, groups in bases:
+        scaled = map(formula.scaled, groups)
+        first = next(scaled)
+        agreeing = (by for by in chain([first], scaled) if all(_advantage_agrees(one, by.get(one.key)) for one in ones))
+        found |= next(agreeing, first)
+    return found
+
+
+def _chosen_formula(compared: Sequence[CreditedRecord], by_formula: Mapping[_Formula, Expectations]) -> _Formula:
     """The formula that most records agree with; one that `Credit` does not have only if it explains most of them."""
 
-    def agrees(one: CreditedRecord, formula: _Formula) -> bool | None:
-        return _advantage_agrees(one, by_formula[formula])
+    def agrees(one: CreditedRecord, formula: _Formula) -> bool:
+        return _advantage_agrees(one, by_formula[formula].get(one.key))
 
     formulas = list(by_formula)
-    telling = [one for one in credited if one.advantages and by_formula[formulas[0]].get(one.key)]  # 0 is 0 in all
+    # An advantage of 0 is 0 by all of them.
+    centered = by_formula[formulas[0]]
+    telling = [one for one in compared if (held := centered.get(one.key)) and abs(held.value) > held.error] or compared
     found = _most_agreed(formulas, telling, agrees)
-    if 2 * sum(agrees(one, found) is True for one in telling) > len(telling):
+    if 2 * sum(agrees(one, found) for one in telling) > len(telling):
         return found
     return _most_agreed([one for one in formulas if one in _OURS] or formulas, telling, agrees)
-
-
-def _scaled(groups: Iterable[Advantages], formula: _Formula) -> Advantages:
-    """The advantages by a formula, of rollouts whose centered ones are given by group."""
-    found: dict[Key, float | None] = {}
-    for centered in groups:
-        factor = formula.factor([held for held in centered.values() if held is not None])
-        found |= {key: held and held * factor for key, held in centered.items()}
-    return found
 
 
 def _check_order(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifference]:
@@ -220,31 +278,6 @@ def _check_order(credited: Sequence[CreditedRecord]) -> Iterator[CreditDifferenc
             yield CreditDifference(
                 one, TokenDifference(TokenRule.ADVANTAGE, None, what, "check how the trainer groups samples")
             )
-
-
-def _advantages_of_the_seen(
-    credited: Sequence[CreditedRecord],
-    rows: Mapping[str, Sequence[RewardedRollout]],
-    formula: _Formula,
-    expected: Advantages,
-) -> Advantages:
-    """Advantages over the rollouts that the step saw, of groups whose records all agree with them.
-
-    A group may have been handed over before its last attempts ended.
-    """
-    by_group: dict[str, list[CreditedRecord]] = {}
-    for one in credited:
-        by_group.setdefault(one.group, []).append(one)
-    found: dict[Key, float | None] = {}
-    for group, members in by_group.items():
-        if all(_advantage_agrees(one, expected) is not False for one in members):
-            continue
-        keys = {one.key for one in members}
-        centered = advantages_of([row for row in rows[group] if row.head.key in keys], Advantage.CENTERED)
-        own = _scaled([centered], formula)
-        if all(_advantage_agrees(one, own) is not False for one in members):
-            found |= own
-    return found
 
 
 def _most_agreed(
@@ -277,12 +310,8 @@ def _weight_agrees(one: CreditedRecord, kind: LossWeight) -> bool | None:
     return agree(one.record.loss_weight, one.weights[kind])
 
 
-def _advantage_agrees(one: CreditedRecord, expected: Advantages) -> bool | None:
-    """None: the record has no advantage to compare."""
-    if not one.advantages:
-        return None
-    held = expected.get(one.key)
-    return held is not None and len(one.advantages) == 1 and agree(one.advantages[0], held)
+def _advantage_agrees(one: CreditedRecord, expected: _Expected | None) -> bool:
+    return expected is not None and len(one.advantages) == 1 and agree(one.advantages[0], *expected)
 
 
 def _odd_advantage(record: TokenRecord, held: float | None) -> tuple[int | None, float]:

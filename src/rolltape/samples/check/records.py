@@ -129,13 +129,15 @@ def samples_by_id(made: Sequence[Linearized], record: TokenRecord) -> Iterator[S
                 )
 
 
-def agree(value: float, expected: float) -> bool:
-    """Whether a trainer's number is the expected one, as float32 arithmetic or bfloat16 leaves it."""
-    if value == expected or abs(value - expected) <= _CLOSE * max(abs(expected), _CLOSE):
+def agree(value: float, expected: float, error: float = 0.0) -> bool:
+    """Whether a trainer's number is the expected one up to an error, as float32 arithmetic or bfloat16 leaves it."""
+    if value == expected or abs(value - expected) <= error + _CLOSE * max(abs(expected), _CLOSE):
         return True
     if math.isnan(value) or math.isnan(expected):
         return math.isnan(value) and math.isnan(expected)
-    return bool(value == _to_bfloat16(np.array([expected], np.float32))[0])
+    with np.errstate(over="ignore"):  # a reward may exceed float32
+        seen, least, most = _to_bfloat16(np.array([value, expected - error, expected + error], np.float32))
+    return bool(value == seen and least <= seen <= most)
 
 
 def span_at(spans: Sequence[Span], at: int) -> Span | None:
