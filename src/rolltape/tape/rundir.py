@@ -28,6 +28,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 from rolltape.errors import DamagedTapeError, NewerTapeError, RecordError, RunNotFound, TapeError, TapeWriteError
 from rolltape.tape.recording.fields import is_unicode
+from rolltape.tape.stored import check_shortage
 
 SCHEMA = "1.0"
 RUN_FILE = "run.json"
@@ -86,7 +87,11 @@ class RunDirectory:
 
     def journal_paths(self) -> list[Path]:
         """Every writer's journal, in the order of their names."""
-        return sorted(self.journals.glob("*.sqlite"))
+        try:
+            return sorted(self.journals.glob("*.sqlite"))
+        except OSError as error:
+            check_shortage(error, self.journals)
+            raise
 
     def published(self) -> list[str]:
         """The further locations that hold shards of this run."""
