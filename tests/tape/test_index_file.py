@@ -32,6 +32,30 @@ def test_a_damaged_index_is_made_again(tmp_path: Path) -> None:
     assert run.noticed() == []
 
 
+def test_an_index_with_a_damaged_page_is_made_again_by_whoever_meets_it(tmp_path: Path) -> None:
+    def contents() -> object:
+        run = rolltape.read(tmp_path / "run")
+        ids = [row.id for row in run.index()]
+        tags = [run.annotations(one, 0).rollout_tags for one in ids]
+        with run.snapshot() as still:
+            assert [row.id for row in still.index()] == ids
+        return ids, run.versions(), [len(run.rollout(one[:12]).turns) for one in ids], tags, run.noticed()
+
+    ids = record_run(tmp_path / "run")
+    with rolltape.open(tmp_path / "run") as tape:
+        tape.announce_version("9")
+        tape.add_tags(ids[0], "odd")
+    sound = contents()
+    (file,) = index_files(tmp_path / "run")
+    pages, pointer = file.read_bytes(), (tmp_path / "run" / "cache" / "index.json").read_bytes()
+    for start in range(4096, len(pages), 4096):
+        shutil.rmtree(tmp_path / "run" / "cache")
+        file.parent.mkdir()
+        file.write_bytes(pages[:start] + bytes(4096) + pages[start + 4096 :])
+        (file.parent / "index.json").write_bytes(pointer)
+        assert contents() == sound, f"page at {start}"
+
+
 def test_an_index_that_was_deleted_is_made_again_also_for_a_reader_that_had_it_open(tmp_path: Path) -> None:
     record_run(tmp_path / "run")
     run = rolltape.read(tmp_path / "run")

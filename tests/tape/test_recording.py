@@ -334,6 +334,18 @@ def test_a_name_or_path_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_in_the_current_folder_is_named_after_it_also_if_that_is_no_unicode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "odd-\udcff"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with rolltape.open(".") as tape:
+        tape.rollout(task_id="a").finish(reward=1.0)
+    run = rolltape.read(".")
+    assert (run.name, [row.outcome.reward for row in run.index()]) == ("odd-\ufffd", [1.0])
+
+
 def test_the_next_try_of_what_is_no_id_is_refused(tmp_path: Path) -> None:
     wrong: Any = []
     with (

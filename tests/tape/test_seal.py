@@ -366,3 +366,28 @@ def test_a_reader_sees_every_rollout_once_while_others_write_and_seal(tmp_path: 
     rolltape.seal(tmp_path / "run")
     assert [row.turns for row in run.index()] == [5] * 40
     assert run.problems() == []
+
+
+SEALED_ON_A_FULL_DISK = """
+import os, resource, sys
+from pathlib import Path
+import rolltape
+from rolltape.tape.shards.seal import seal
+from taped import first_turn, user
+
+run = Path(sys.argv[1])
+with rolltape.open(run) as tape, tape.rollout(task_id="a") as rollout:
+    first_turn(rollout.session(), prompt_messages=[user(os.urandom(1 << 20).hex()) for _ in range(2)])
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most))
+try:
+    seal(run)
+except rolltape.errors.TapeError as error:
+    print(type(error).__name__, str(run) in str(error))
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+print(len(rolltape.read(run).index()), list((run / "shards").iterdir()), seal(run).rollouts)
+"""
+
+
+def test_a_full_disk_at_sealing_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    assert finished(python(SEALED_ON_A_FULL_DISK, str(tmp_path / "run"))) == "TapeWriteError True\n1 [] 1\n"

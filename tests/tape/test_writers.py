@@ -18,8 +18,9 @@ from types import FrameType
 import pytest
 
 import rolltape
-from rolltape.errors import ClosedError, TapeWriteError
+from rolltape.errors import ClosedError, RecordError, TapeWriteError
 from rolltape.records.rollout import Status
+from rolltape.tape.index import launch
 from rolltape.tape.journal.entries import Batch, encode_event
 from rolltape.tape.journal.writing import Journal, Ticket
 from rolltape.tape.recording.rollout import RolloutRecorder
@@ -228,6 +229,60 @@ def test_a_full_disk_refuses_a_turn_keeps_the_rest_and_recording_goes_on(tmp_pat
     assert (len(rollout.turns), rollout.reward) == (recorded, 1.0)
     assert rollout.turns[-1].prompt_messages[-1]["content"] == "go on 99"
     assert run.problems() == []
+
+
+FEW_FILES = """
+import os, resource, sys
+import rolltape
+from taped import first_turn
+
+run = sys.argv[1]
+tapes = [rolltape.open(run, name="exp") for _ in range(3)]
+for index, tape in enumerate(tapes):
+    first_turn(tape.rollout(task_id=str(index)).session())
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+def outcome(act, more):
+    held = len(os.listdir("/proc/self/fd"))  # SQLite keeps some of earlier calls for later ones
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + more, most))
+    try:
+        return str(act())
+    except rolltape.RolltapeError as error:
+        return "refused: " + " ".join(one for one in ("ulimit -n", "on the tape already") if one in str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+def read():
+    reader = rolltape.read(run)
+    return [row.outcome.status.value for row in reader.index()], reader.noticed()
+
+def start():
+    return tapes[2].rollout(task_id="0")
+
+for act in (start, read):
+    print(*sorted({outcome(act, more) for more in range(40)}), sep="\\n")
+"""
+
+
+def test_a_process_that_may_open_few_files_calls_nothing_lost_and_starts_nothing_twice(tmp_path: Path) -> None:
+    outcomes = finished(python(FEW_FILES, str(tmp_path / "run"))).splitlines()
+    running = str((["running"] * 3, []))
+    assert outcomes == ["refused: on the tape already", "refused: ulimit -n", running, "refused: ulimit -n"]
+
+
+def test_a_writer_keeps_few_of_many_other_journals_open_and_asks_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_MOST_HELD", 1)
+    for index in range(3):
+        finished(python(WRITER, str(tmp_path / "run"), str(index), "1", "0"))
+    with rolltape.open(tmp_path / "run") as tape:
+        for index in range(3):
+            with pytest.raises(RecordError, match="on the tape already"):
+                tape.rollout(task_id=str(index))
+        open_files = [one.resolve() for one in Path("/proc/self/fd").iterdir()]
+    held = [one for one in open_files if tmp_path in one.parents and one.suffix == ".sqlite"]
+    assert len(held) == 2  # its own, and one other
 
 
 def test_a_rollout_that_is_open_when_its_run_is_moved_goes_on_to_its_end(tmp_path: Path) -> None:

@@ -44,6 +44,22 @@ def test_what_was_indexed_is_what_would_be_found_again(tmp_path: Path) -> None:
         assert table(answers) == expected
 
 
+def test_a_page_that_meets_a_damaged_index_has_it_made_again(tmp_path: Path) -> None:
+    record_run(tmp_path / "run")
+    with answers_for(tmp_path / "run") as answers:
+        expected = table(answers)
+    (index,) = (tmp_path / "run" / "cache").glob("index-*.sqlite")
+    with closing(sqlite3.connect(index)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        ((page,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'rollouts'").fetchall()
+    with index.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(bytes(4096))
+    ServedRun("run", str(tmp_path / "run")).state.refresh()
+    with answers_for(tmp_path / "run") as answers:
+        assert table(answers) == expected
+
+
 def test_a_page_that_is_open_takes_in_what_came_since(tmp_path: Path) -> None:
     ids = record_run(tmp_path / "run")
     with answers_for(tmp_path / "run") as answers:

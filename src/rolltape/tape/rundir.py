@@ -27,7 +27,9 @@ import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from rolltape.errors import DamagedTapeError, NewerTapeError, RecordError, RunNotFound, TapeError, TapeWriteError
+from rolltape.records.jsonable import valid_text
 from rolltape.tape.recording.fields import is_unicode
+from rolltape.tape.stored import check_shortage
 
 SCHEMA = "1.0"
 RUN_FILE = "run.json"
@@ -57,7 +59,7 @@ class RunDirectory:
             make_private_folder(root / "journals")
             with locked(root):
                 if not (root / RUN_FILE).exists():
-                    about = {"schema": SCHEMA, "name": name or root.name, "created": time.time()}
+                    about = {"schema": SCHEMA, "name": name or valid_text(root.name), "created": time.time()}
                     write_whole(root / RUN_FILE, json.dumps(about).encode())
         except OSError as error:
             raise TapeWriteError(f"run {root}: cannot be made or written: {error.strerror or error}") from error
@@ -86,7 +88,11 @@ class RunDirectory:
 
     def journal_paths(self) -> list[Path]:
         """Every writer's journal, in the order of their names."""
-        return sorted(self.journals.glob("*.sqlite"))
+        try:
+            return sorted(self.journals.glob("*.sqlite"))
+        except OSError as error:
+            check_shortage(error, self.journals)
+            raise
 
     def published(self) -> list[str]:
         """The further locations that hold shards of this run."""

@@ -3,6 +3,7 @@
 JSON stays in bytes here, so that fields of a newer version are kept when it is rewritten.
 """
 
+import errno
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,24 @@ def read_errors() -> tuple[type[Exception], ...]:
     """The errors of reading a source that is damaged, out of reach, or no longer there."""
     of_sources = (TapeError, OSError, sqlite3.Error, msgspec.MsgspecError)
     return arrow_errors(*of_sources, ValueError, LookupError, TypeError, AttributeError)
+
+
+_MORE_FILES = "raise the limit of open files (`ulimit -n`)"
+_SHORT_OF = {
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
+    errno.ENOMEM: "free memory",
+    errno.ENOSPC: "free space where temporary files are kept",
+}
+
+
+def check_shortage(error: BaseException, where: object) -> None:
+    """Raise TapeError if a source that is there could not be read because this process is short of something."""
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError) and cause.errno in _SHORT_OF:
+        raise TapeError(f"{where}: cannot be read: {cause.strerror}; {_SHORT_OF[cause.errno]}") from cause
+    if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_CANTOPEN:  # SQLite does not say why
+        raise TapeError(f"{where}: cannot be read: {cause}; {_MORE_FILES}") from cause
 
 
 class Problem(msgspec.Struct, frozen=True):

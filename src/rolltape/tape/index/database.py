@@ -267,6 +267,11 @@ def _is_network(folder: Path) -> bool:
     return kind in kinds
 
 
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error says that the file is damaged. Other errors, as of a file in use, have types of their own."""
+    return type(error) is sqlite3.DatabaseError
+
+
 def pack_summary(summary: RolloutSummary) -> tuple[bytes, bytes, bytes, bytes]:
     """Forks by cause, samples by policy, sampled tokens by policy and fate, and behavior; -1 where it is not known."""
     policies = [summary.policies[name] for name in POLICIES]

@@ -25,7 +25,7 @@ from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import make_private_folder, open_private
 from rolltape.tape.shards.reading import ShardSource
 from rolltape.tape.shards.writing import MANIFEST
-from rolltape.tape.stored import Problem, read_errors
+from rolltape.tape.stored import Problem, check_shortage, read_errors
 
 _PIECE = 4_000  # rollouts in a transaction
 _STUCK_S = 5.0  # without a sign of life from the process that holds the lock
@@ -145,6 +145,7 @@ class Follower:
                     pinned.append(_Pinned(journal, journal.pin()))
                 except sqlite3.DatabaseError as error:
                     if journal.path.exists():
+                        check_shortage(error, journal.path)
                         problem = Problem(journal.where, str(error), "possibly everything in it")
                         self._note_problem(journal.name, problem)
             # Journals first: one that is sealed and removed in the meantime is found among the shards.
@@ -168,6 +169,7 @@ class Follower:
             journal = self._journals[path] = JournalSource(path)
         except read_errors() as error:
             if path.exists():
+                check_shortage(error, path)
                 problem = error.args[0] if isinstance(error, DamagedTapeError) else str(error)
                 self._note_problem(name, Problem(f"journal {path.name}", str(problem), "everything in it"))
             return None
@@ -194,12 +196,14 @@ class Follower:
                 news.append(journal_news(journal, marks.get(journal.name, Marks(1))))
             except read_errors() as error:
                 if journal.path.exists():  # else it was sealed and removed in the meantime
+                    check_shortage(error, journal.path)
                     unreadable[journal.name] = Problem(journal.where, str(error), "everything in it")
         for shard in shards:
             self._stop(f"read {shard.shard}")
             try:
                 news.append(shard_news(shard))
             except read_errors() as error:
+                check_shortage(error, shard.where)
                 if shard.place.read("shards", shard.shard, MANIFEST) is not None:
                     unreadable[shard.name] = Problem(shard.where, str(error), "everything in it")
                 shard.close()

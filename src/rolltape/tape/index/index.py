@@ -1,12 +1,13 @@
 """The index of a run as its readers see it: rollouts by key, step or change, events, weight versions, and progress."""
 
 import contextlib
+import functools
 import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from rolltape.forking import call_in_child
 from rolltape.records.jsonable import decode_record
 from rolltape.records.messages import Message
 from rolltape.records.rollout import Annotations, Event, Rollout, RolloutHead, Status
-from rolltape.tape.index.database import IndexFile, read_about, select_events
+from rolltape.tape.index.database import IndexFile, is_damage, read_about, select_events
 from rolltape.tape.index.follower import Follower, Stop
 from rolltape.tape.index.loading import Loader, Located, PartPlace
 from rolltape.tape.index.queries import (
@@ -38,6 +39,28 @@ _LOCATED_AT_ONCE = 64  # rollouts
 _SHOWN = 5  # ids in an error
 _KEYS = "(SELECT json_extract(value, '$[0]') AS wanted, json_extract(value, '$[1]') AS wanted_try FROM json_each(?))"
 RESUMED = np.dtype([("id", "S16"), ("attempt", "<u8"), ("try_index", ">u4"), ("status", "u1"), ("rewarded", "?")])
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _on_sound_index(query: "Callable[Concatenate[Index, P], T]") -> "Callable[Concatenate[Index, P], T]":
+    """Make the index again, and repeat the query, if the query meets damage, as a loss of power may leave it."""
+
+    @functools.wraps(query)
+    def repeated(index: "Index", /, *args: P.args, **options: P.kwargs) -> T:
+        with index._lock:
+            try:
+                return query(index, *args, **options)
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error) or index._file.connection().in_transaction:  # `moment` handles it
+                    raise
+                index._file.discard()
+                index.advance()
+                return query(index, *args, **options)
+
+    return repeated
 
 
 class NamedTries(NamedTuple):
@@ -66,7 +89,11 @@ class Index:
             for _ in range(2):
                 try:
                     return self._follower.advance()
-                except (sqlite3.DatabaseError, OSError):  # the index itself is damaged, or the disk is full
+                except (
+                    sqlite3.DatabaseError,
+                    msgspec.MsgspecError,
+                    OSError,
+                ):  # the index itself is damaged, or the disk is full
                     self._file.discard()
             return self._follower.advance()
 
@@ -77,9 +104,19 @@ class Index:
     @contextlib.contextmanager
     def moment(self) -> Iterator[None]:
         """One snapshot for several queries of one thread."""
-        with self._lock, self._file.reading():
-            yield
+        with self._lock:
+            try:
+                with self._file.reading():
+                    yield
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                self._file.discard()
+                raise DamagedTapeError(
+                    f"{self.location}: its index is damaged, and is made again; try again"
+                ) from error
 
+    @_on_sound_index
     def rows(
         self, *, step: int | None = None, group: str | None = None, since_revision: int = -1, rollout: str | None = None
     ) -> list[RolloutRow]:
@@ -95,15 +132,16 @@ class Index:
         # They are nearly in this order; SQLite would copy all of them to sort them.
         return sorted(rows, key=attrgetter("started_at_ns", "id", "try_index"))
 
+    @_on_sound_index
     def find(self, name: str, run: str) -> NamedTries:
         """The rollout that a name means: its id, else a foreign id, else the beginning of its id.
 
         A whole foreign id comes before the beginning of an own id, because more of an own id can be given. Raises
         NoSuchRollout if there is none, and AmbiguousId if there are several. `run` is for these errors.
         """
+        if tries := self.tries(name):
+            return NamedTries(name, tries)
         with self._asking() as connection:
-            if tries := self.tries(name):
-                return NamedTries(name, tries)
             foreign: dict[str, list[int]] = {}
             for own, try_index in connection.execute(
                 "SELECT id, try_index FROM foreign_ids NATURAL JOIN rollouts WHERE foreign_id = ? ORDER BY 1, 2",
@@ -127,14 +165,16 @@ class Index:
                 ).fetchall()
                 several = _some((own for (own,) in found), count)
                 raise AmbiguousId(f"run {run}: {name!r} begins the ids of {several}; give more of it")
-            return NamedTries(found[0][0], self.tries(found[0][0]))
+        return NamedTries(found[0][0], self.tries(found[0][0]))
 
+    @_on_sound_index
     def next_attempt(self, group: str) -> int:
         """The number of the next attempt in a group, or 0 if there is none so far."""
         with self._asking() as connection:
             ((last,),) = connection.execute("SELECT max(attempt) FROM rollouts WHERE grp = ?", (group,)).fetchall()
         return 0 if last is None else int(last) + 1
 
+    @_on_sound_index
     def tries(self, rollout: str) -> list[int]:
         """The tries of a rollout, in their order."""
         with self._asking() as connection:
@@ -181,6 +221,7 @@ class Index:
             raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
         return found
 
+    @_on_sound_index
     def _locate(self, keys: Sequence[Key]) -> dict[Key, Located]:
         wanted = (msgspec.json.encode(keys).decode(),)
         with self._asking() as connection:
@@ -211,6 +252,7 @@ class Index:
             found[key] = Located(key, chain, tuple(apart.get(key, ())), bool(alive))
         return found
 
+    @_on_sound_index
     def events(self, *kinds: str, since_revision: int = -1) -> list[Event]:
         """Events of some kinds, in order. Events of a turn, traces, finishes, and scores that came with a finish are
         missing: they are read with their rollout."""
@@ -219,6 +261,7 @@ class Index:
             found = select_events(connection, f"kind IN ({marks}) AND revision > ?", *kinds, since_revision)
         return [one.event for one in found]
 
+    @_on_sound_index
     def annotations(self, key: Key) -> Annotations:
         """The tags and notes of one try of a rollout, those of its turns and tokens included."""
         with self._asking() as connection:
@@ -227,6 +270,7 @@ class Index:
             raise NoSuchRollout(f"no rollout {key[0]} with a try {key[1]}")
         return found
 
+    @_on_sound_index
     def versions(self) -> tuple[str, ...]:
         """Weight versions, oldest first: those never announced as they first appear, then as they were announced."""
         with self._asking() as connection:
@@ -236,6 +280,7 @@ class Index:
             announced = announced_versions(connection)
         return ordered_versions([version for raw, _ in rows for version in msgspec.json.decode(raw)], announced)
 
+    @_on_sound_index
     def resumed(self, step: int, source: str | None) -> npt.NDArray[Any]:
         """How the rollouts of a step and source stand: an array of RESUMED, a row for each try, in no order."""
         # One text for all rows: Python objects for each row take three times as long. Nearly all rows end in the same
@@ -251,6 +296,7 @@ class Index:
             ).fetchall()
         return np.frombuffer(bytes.fromhex(packed or ""), RESUMED)
 
+    @_on_sound_index
     def group_heads(self, step: int, source: str | None) -> list[RolloutHead]:
         """The head of the latest rollout of each group of a step and source."""
         with self._asking() as connection:
@@ -261,23 +307,27 @@ class Index:
             ).fetchall()
         return [decode_record(raw, RolloutHead, "a rollout") for (raw,) in rows]
 
+    @_on_sound_index
     def writers(self) -> frozenset[str]:
         """The writers whose processes were alive at the last look."""
         with self._asking() as connection:
             rows = connection.execute("SELECT name FROM sources WHERE alive").fetchall()
         return frozenset(name.partition("/")[2] for (name,) in rows)
 
+    @_on_sound_index
     def revision(self) -> tuple[int, int]:
         """When the index was made, and its revision, which grows with every change. One made again begins anew."""
         with self._asking() as connection:
             return int(read_about(connection, "made", 0)), int(read_about(connection, "revision", 0))
 
+    @_on_sound_index
     def problems(self) -> list[Problem]:
         """What the follower could not read, and what could not be read when rollouts were loaded here."""
         with self._asking() as connection:
             found = source_problems(connection)
         return list(dict.fromkeys([*found, *self._noticed]))
 
+    @_on_sound_index
     def ask(self, question: Callable[[sqlite3.Connection], Any]) -> Any:
         """Query the database itself, in one snapshot."""
         with self._lock, self._file.reading() as connection:

@@ -23,11 +23,12 @@ from rolltape.tape.journal.file import SELECT_FINISH, SELECT_TRIES, connected
 from rolltape.tape.journal.writing import Journal
 from rolltape.tape.rundir import Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource
-from rolltape.tape.stored import About, Key, about_of, decoded_event, read_errors
+from rolltape.tape.stored import About, Key, about_of, check_shortage, decoded_event, read_errors
 
 _EVENTS = "SELECT sequence, body, crc FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
 _LOOK_BACK = 256  # events: in 0.1.0, threads of one writer could write theirs in another order than they made them
 _FAR_LOOK_S = 30.0
+_MOST_HELD = 64  # journals: each takes up to three of the files that a process may open, often 1024
 
 
 class OtherJournals:
@@ -51,6 +52,9 @@ class OtherJournals:
                 names = {one.name for one in found if one.name.endswith(".sqlite") and one.name != self._own.name}
         except FileNotFoundError:  # the run was moved: open rollouts continue in the journal that is open
             names = set()
+        except OSError as error:
+            check_shortage(error, self._directory.journals)
+            raise
         if names != self._names:
             self._names, self._paths = names, [self._directory.journals / name for name in sorted(names)]
             for removed in self._connections.keys() - set(self._paths):
@@ -69,11 +73,17 @@ class OtherJournals:
 
     def select(self, path: Path, query: str, *values: str | int) -> list[Any]:
         """The rows of one journal for a query, or none if it cannot be read."""
-        with contextlib.suppress(sqlite3.Error):  # readers report a damaged journal; it is no reason to stop
+        try:
+            if path not in self._connections and len(self._connections) >= _MOST_HELD:
+                with contextlib.closing(connected(path)) as connection:
+                    return connection.execute(query, values).fetchall()
             if path not in self._connections:
                 self._connections[path] = connected(path)
             return self._connections[path].execute(query, values).fetchall()
-        return []
+        except sqlite3.Error as error:  # readers report a damaged journal; it is no reason to stop
+            if path.exists():
+                check_shortage(error, path)
+            return []
 
 
 class FutureEvents:
@@ -168,13 +178,15 @@ class SealedTries:
         """Look for new shards: on this machine each time, at remote places less often, since each look is a request."""
         for place in self._run.places():
             # Neither damage nor a place out of reach may stop the recording; readers report it.
-            with contextlib.suppress(TapeError, OSError):
+            try:
                 for source in self._run.shards_at(place, self._known):
                     if source.name not in self._known:
                         with contextlib.closing(source):
                             self._add(source)
                             self._on_shard(source)
                         self._known.add(source.name)
+            except (TapeError, OSError) as error:
+                check_shortage(error, place.url)
 
     def look_again(self) -> None:
         """Include remote places in the next look."""

@@ -14,7 +14,7 @@ from rolltape.records.rollout import EventKind, RolloutCounts
 from rolltape.tape.journal.reading import JournalSource
 from rolltape.tape.rundir import RUN_FILE, Place, RunDirectory
 from rolltape.tape.shards.reading import ShardSource, shards_at
-from rolltape.tape.stored import Key, Problem, StoredEvent, is_listed
+from rolltape.tape.stored import Key, Problem, StoredEvent, check_shortage, is_listed
 
 _REMOTE_LOOK_S = 2.0
 
@@ -105,6 +105,7 @@ class RunSources:
         except (TapeError, OSError) as error:
             if isinstance(error, TapeError) and not isinstance(error.__cause__, OSError):
                 raise
+            check_shortage(error, place.url)
             lost = "the rollouts that were published there"
             self._problems[place.url] = [Problem(place.url, f"cannot be reached: {error}", lost)]
             return self._listed.get(place.url, [])

@@ -20,6 +20,7 @@ from pathlib import Path
 from rolltape.errors import TapeWriteError
 from rolltape.forking import call_in_child
 from rolltape.tape.rundir import SCHEMA, RunDirectory, make_private_file, private_opener, sync_directory
+from rolltape.tape.stored import check_shortage
 
 TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -88,7 +89,9 @@ def connected(path: Path, mode: str = "ro") -> sqlite3.Connection:
     return connection
 
 
-def try_to_open(path: Path, mode: str, tolerant: bool = False) -> tuple[sqlite3.Connection | None, str]:
+def try_to_open(
+    path: Path, mode: str, tolerant: bool = False
+) -> tuple[sqlite3.Connection | None, sqlite3.Error | None]:
     """A connection to a journal that reads, or None and the reason why there is none."""
     connection = None
     try:
@@ -100,13 +103,13 @@ def try_to_open(path: Path, mode: str, tolerant: bool = False) -> tuple[sqlite3.
             connection.execute(f"SELECT * FROM {table} WHERE rowid < 0").fetchone()
     except sqlite3.OperationalError as error:
         # The tables are not found: either no journal of ours, or its first page is damaged.
-        failure = str(error)
+        failure: sqlite3.Error = error
     except sqlite3.DatabaseError as error:
-        failure = str(error)
+        failure = error
         if connection is not None and _schema_reads(connection):
-            return connection, ""
+            return connection, None
     else:
-        return connection, ""
+        return connection, None
     if connection is not None:
         connection.close()
     return None, failure
@@ -185,7 +188,8 @@ def is_alive(journal: Path) -> bool:
     """Whether the process that writes this journal still runs."""
     try:
         descriptor = os.open(journal.with_suffix(".owner"), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        check_shortage(error, journal)  # such a process is not dead
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rolltape.errors import DamagedTapeError
 from rolltape.tape.journal.file import TABLES, connected, log_of, try_to_open
+from rolltape.tape.stored import check_shortage
 
 _PROBES_PER_HOLE = 512
 _HEADER = 32
@@ -62,13 +63,15 @@ def opened_as_copy(path: Path) -> Opened:
         for is_first_page_fresh in (False, True):
             if is_first_page_fresh:
                 _with_fresh_first_page(copied)
-            connection, error = try_to_open(copied, "ro", tolerant=True)
+            connection, failure = try_to_open(copied, "ro", tolerant=True)
             if connection is not None:
-                return Opened(connection, damage, copy)
-    except (OSError, sqlite3.Error) as failure:
-        error = str(failure)
+                return Opened(connection, str(damage), copy)
+        raise failure or sqlite3.DatabaseError()
+    except (OSError, sqlite3.Error) as error:
+        check_shortage(error, path)
+        reason = str(error)
     copy.cleanup()
-    raise DamagedTapeError(f"{path}: {error}; nothing in it can be read")
+    raise DamagedTapeError(f"{path}: {reason}; nothing in it can be read")
 
 
 def opened_with_torn_log(path: Path, connection: sqlite3.Connection, unseen: int) -> Opened:

@@ -8,8 +8,9 @@ events.parquet     events about these rollouts, and about others by the same wri
 MANIFEST.json      schema, counts, and size and SHA-256 of every file
 """
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from hashlib import blake2b
 from types import TracebackType
@@ -87,7 +88,7 @@ class _ShardTable:
     def __init__(self, place: Place, shard: str, table: str) -> None:
         self.name = f"{table}.parquet"
         self.rows = 0
-        self._table = table
+        self._place, self._shard, self._table = place, shard, table
         self._schema = _schemas()[table]
         self._handle = place.open("wb", "shards", shard, self.name)
         self._writer = pq.ParquetWriter(
@@ -116,7 +117,8 @@ class _ShardTable:
                 _arrow(values, field.type)
                 for values, field in zip(zip(*self._waiting, strict=True), self._schema, strict=True)
             ]
-            self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+            with _naming(self._place, self._shard):
+                self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
             self._waiting, self._bytes = [], 0
 
     def close(self) -> None:
@@ -130,6 +132,15 @@ def _arrow(values: Sequence[Any], kind: Any) -> Any:
     if pa.types.is_list(kind) and any(isinstance(value, np.ndarray) for value in values):
         return number_lists(values, kind)
     return pa.array(values, kind)
+
+
+@contextlib.contextmanager
+def _naming(place: Place, shard: str) -> Iterator[None]:
+    """Name the shard in an error if it cannot be written."""
+    try:
+        yield
+    except arrow_errors(OSError) as error:
+        raise TapeWriteError(f"shard {shard} at {place.url}: {error}") from error
 
 
 class ShardWriter:
@@ -209,7 +220,7 @@ class ShardWriter:
 
     def commit(self, **further: Any) -> dict[str, Any]:
         """Close the files and write the manifest: from here on the shard is part of the run."""
-        try:
+        with _naming(self.place, self.shard):
             files = {}
             for table in self._tables.values():
                 table.close()
@@ -222,6 +233,4 @@ class ShardWriter:
             manifest["sampled_tokens"] = self.sampled_tokens
             manifest["latest_ns"] = self.latest_ns
             self.place.write(json.dumps(manifest, indent=1).encode(), "shards", self.shard, MANIFEST)
-        except arrow_errors(OSError) as error:
-            raise TapeWriteError(f"shard {self.shard} at {self.place.url}: {error}") from error
         return manifest

@@ -1,5 +1,6 @@
 """`RunState`: the rows, progress and problems of one run, as the server last read them from its index."""
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from rolltape.errors import RolltapeError, TapeError
 from rolltape.records.rollout import Status
-from rolltape.tape.index.database import IndexFile, read_about
+from rolltape.tape.index.database import IndexFile, is_damage, read_about
 from rolltape.tape.index.queries import (
     Progress,
     announced_versions,
@@ -88,6 +89,9 @@ class RunState:
                 failure: str | None = read_about(connection, "failure")
                 return failure
         except (OSError, sqlite3.Error, RolltapeError) as error:
+            if isinstance(error, sqlite3.Error) and is_damage(error):
+                with contextlib.suppress(OSError, sqlite3.Error):
+                    self._file.replace(keep=False)  # the process that keeps it current fills it
             return f"the index cannot be read: {error}"
 
     @property
