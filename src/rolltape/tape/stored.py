@@ -3,7 +3,9 @@
 JSON stays in bytes here, so that fields of a newer version are kept when it is rewritten.
 """
 
+import contextlib
 import errno
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,11 +43,22 @@ _SHORT_OF = {
 
 def check_shortage(error: BaseException, where: object) -> None:
     """Raise TapeError if a source that is there could not be read because this process is short of something."""
-    cause = error.__cause__ or error
+    cause: BaseException | None = error.__cause__ or error
+    if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_CANTOPEN:
+        cause = _shortage_of_files()  # SQLite does not say why
     if isinstance(cause, OSError) and cause.errno in _SHORT_OF:
         raise TapeError(f"{where}: cannot be read: {cause.strerror}; {_SHORT_OF[cause.errno]}") from cause
-    if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_CANTOPEN:  # SQLite does not say why
-        raise TapeError(f"{where}: cannot be read: {cause}; {_MORE_FILES}") from cause
+
+
+def _shortage_of_files() -> OSError | None:
+    """The error that this process gets if it opens as many files as SQLite does for a journal."""
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(3):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            return error
+    return None
 
 
 class Problem(msgspec.Struct, frozen=True):
