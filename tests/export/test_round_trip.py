@@ -180,7 +180,7 @@ def test_errors_name_the_file_and_the_line(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"s.jsonl, line 2: schema is 'rolltape.sample/2'"):
         list(read_samples(path))
     path.write_text(good + '{"schema": "rolltape.sample/1"}\n')
-    with pytest.raises(ExportError, match=r"s.jsonl, row 2: no rolltape.sample/1"):
+    with pytest.raises(ExportError, match=r"s.jsonl, row 2: not a rolltape.sample/1"):
         list(read_samples(path))
     with pytest.raises(ExportError, match=r"no-folder/x.jsonl cannot be written"):
         samples_to_jsonl([], tmp_path / "no-folder/x.jsonl")

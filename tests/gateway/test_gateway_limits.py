@@ -21,7 +21,7 @@ async def test_a_turn_over_the_cap_is_refused_for_good_and_side_requests_do_not_
             assert (await it.ask(opened, messages)).status == 200
         over = await it.ask(opened, "three")
         assert (over.status, over.headers["x-should-retry"]) == (429, "false")
-        assert "2 turns" in over.error
+        assert "maximum of turns (2)" in over.error
         done = await it.finish(opened)
         assert done["turns"] == 5
         assert done["ledger"].keys() == {"trained", "dropped:auxiliary"}

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from rolltape.tape.recording.session import SessionRecorder
 from rolltape.tape.recording.tape import Tape
 from rolltape.tape.recording.writer import TapeWriter
 from rolltape.tape.rundir import RunDirectory
+from rolltape.tape.stored import check_shortage
 from taped import (
     finished,
     first_fields,
@@ -268,6 +270,15 @@ def test_a_process_that_may_open_few_files_calls_nothing_lost_and_starts_nothing
     outcomes = finished(python(FEW_FILES, str(tmp_path / "run"))).splitlines()
     running = str((["running"] * 3, []))
     assert outcomes == ["refused: on the tape already", "refused: ulimit -n", running, "refused: ulimit -n"]
+
+
+def test_a_journal_that_cannot_be_opened_is_not_put_down_to_the_limit_of_open_files_where_there_are_enough(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(sqlite3.OperationalError) as raised:
+        sqlite3.connect(f"{(tmp_path / 'none.sqlite').as_uri()}?mode=ro", uri=True)
+    assert raised.value.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN
+    check_shortage(raised.value, "journal")
 
 
 def test_a_writer_keeps_few_of_many_other_journals_open_and_asks_all(

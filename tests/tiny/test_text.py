@@ -99,5 +99,5 @@ def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="byte-level"):
         TokenTexts(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match="no tokenizer"):
+    with pytest.raises(CheckpointError, match="not a tokenizer"):
         TokenTexts(tmp_path / "tokenizer.json")

@@ -54,7 +54,7 @@ def test_whole_prompts_are_written_on_request(path: Path) -> None:
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.jsonl").write_text('{"schema": "rolltape.trace/1", "run": 3}\n')
-    with pytest.raises(ExportError, match=r"row 1: no rolltape\.trace/1"):
+    with pytest.raises(ExportError, match=r"row 1: not a rolltape\.trace/1"):
         list(read_traces(tmp_path / "odd.jsonl"))
     (tmp_path / "odd.jsonl").write_text('{"schema": "rolltape.trace/2"}\n')
     with pytest.raises(ExportError, match=r"schema is 'rolltape\.trace/2'; this reads 'rolltape\.trace/1'"):
