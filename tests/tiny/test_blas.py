@@ -40,6 +40,15 @@ async def test_it_holds_again_when_something_else_changed_it(small: Path) -> Non
             assert threads() == {1}
 
 
+async def test_it_holds_where_another_thread_has_set_a_limit_and_keeps_it(small: Path) -> None:
+    before = threads()
+    with threadpool_limits(limits=1, user_api="blas"), threadpool_limits(limits=2, user_api="blas"):
+        async with TinyEngine(small) as engine:
+            await engine.generate([1], Sampling(max_tokens=1))
+            assert threads() == {1}
+    assert threads() == before
+
+
 def test_a_thread_of_its_own_can_take_it_after_the_main_thread_let_go() -> None:
     before = threads()
     with one_blas_thread():

@@ -41,8 +41,16 @@ def test_what_cannot_be_served_is_said_in_a_line(tmp_path: Path, capsys: pytest.
         ([str(tmp_path / "run"), "--host", "0.0.0.0"], 2, "give --key as well"),
         ([str(tmp_path / "run"), "--keep-secrets"], 2, "--keep-secrets needs --static"),
         (["--static", str(tmp_path / "out"), str(tmp_path / "run"), "nope"], 2, "holds no rollout"),
-        (["--static", str(tmp_path / "out"), str(tmp_path / "run"), "--annotate"], 2, "--annotate: --static writes files, without a server"),
-        (["--static", str(tmp_path / "out"), str(tmp_path / "run"), "--share", "1"], 2, "--share: --static writes files, without a server"),
+        (
+            ["--static", str(tmp_path / "out"), str(tmp_path / "run"), "--annotate"],
+            2,
+            "--annotate: --static writes files, without a server",
+        ),
+        (
+            ["--static", str(tmp_path / "out"), str(tmp_path / "run"), "--share", "1"],
+            2,
+            "--share: --static writes files, without a server",
+        ),
         (["--static", str(tmp_path / "run" / "run.json"), str(tmp_path / "run")], 4, "cannot be written"),
     ):
         assert rolltape_command(["view", *arguments]) == code

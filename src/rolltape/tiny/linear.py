@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -144,6 +145,9 @@ def one_blas_thread() -> Iterator[Callable[[], None]]:
         for library in libraries:
             if library.get_num_threads() != 1:
                 library.set_num_threads(1)
+            if library.get_num_threads() != 1:  # it does nothing, because another thread has set a limit and keeps it
+                _release(library, force=True)
+                library.set_num_threads(1)
 
     hold()
     try:
@@ -154,5 +158,10 @@ def one_blas_thread() -> Iterator[Callable[[], None]]:
             for library, threads in zip(libraries, _before, strict=False):
                 if _users == 0:
                     library.set_num_threads(threads)
-                # From version 3.8 on, only the thread that first set a limit may change it, until it releases control.
-                getattr(library, "clear_controlling_thread", lambda: None)()
+                _release(library, force=False)
+
+
+def _release(library: Any, *, force: bool) -> None:
+    """Let another thread set a limit. From threadpoolctl 3.8 on, only the thread that first set one may change it."""
+    if hasattr(library, "clear_controlling_thread"):
+        library.clear_controlling_thread(force)
