@@ -281,6 +281,25 @@ def test_a_journal_that_cannot_be_opened_is_not_put_down_to_the_limit_of_open_fi
     check_shortage(raised.value, "journal")
 
 
+def test_a_rollout_that_another_thread_finishes_while_its_tape_is_closed_is_finished_and_others_are_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail = RolloutRecorder.fail
+
+    def fail_late(recorder: RolloutRecorder, reason: str) -> None:
+        if recorder is first:
+            thread = threading.Thread(target=first.finish)
+            thread.start()
+            thread.join()
+        fail(recorder, reason)
+
+    monkeypatch.setattr(RolloutRecorder, "fail", fail_late)
+    with rolltape.open(tmp_path / "run") as tape:
+        first, second = (tape.rollout(task_id="task", attempt=attempt) for attempt in range(2))
+    found = {row.id: row.outcome.status for row in rolltape.read(tmp_path / "run").index()}
+    assert found == {first.id: Status.FINISHED, second.id: Status.FAILED}
+
+
 def test_a_writer_keeps_few_of_many_other_journals_open_and_asks_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

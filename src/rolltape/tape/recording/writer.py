@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltape.errors import ClosedError, NoSuchRollout, RecordError, TakenOverError
+from rolltape.errors import ClosedError, NoSuchRollout, RecordError
 from rolltape.forking import call_in_child
 from rolltape.records.ids import TurnPlace, parse_turn_id, parse_turn_of
 from rolltape.records.rollout import EventKind, RolloutHead
@@ -98,8 +98,8 @@ class TapeWriter:
                 return
             try:
                 if self._journal.pid == os.getpid():
-                    for recorder in [one for one in self._open.values() if one.is_open]:
-                        with contextlib.suppress(TakenOverError):
+                    for recorder in list(self._open.values()):
+                        with contextlib.suppress(ClosedError):  # it has ended meanwhile, or was taken over
                             recorder.fail("the tape was closed before it finished")
             finally:
                 self._closed = True
