@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,20 @@ def record_session(rollout: RolloutRecorder, turns: int, **fields: Any) -> list[
     for index in range(1, turns):
         done.append(next_turn(session, done[-1], index))
     return done
+
+
+def record_side_arrays(rollout: RolloutRecorder, name: str, widths: Sequence[int]) -> None:
+    """A conversation with a turn for each width, in which a side array has so many columns."""
+    session = rollout.session()
+    for number, width in enumerate(widths):
+        session.record_turn(
+            prompt_messages=[user("go")] * (number + 1),
+            prompt_ids=[1, 2, 5, 6, 9][: 2 + 3 * number],
+            sampled_ids=[5, 6],
+            logprobs=[-0.1, -0.2],
+            finish="length",
+            side_arrays={name: np.zeros((2, width), np.int16)},
+        )
 
 
 def record_run(path: Path, rollouts: int = 3, turns: int = 4, *, summaries: bool = True) -> list[str]:

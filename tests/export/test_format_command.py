@@ -13,7 +13,7 @@ import rolltape
 from commands import Result
 from rolltape.cli import run as rolltape_command
 from rolltape.export.formats import FRAMEWORKS
-from taped import assistant, first_turn, next_turn, user
+from taped import assistant, first_turn, next_turn, record_side_arrays, user
 
 Cli = Callable[..., Result]
 
@@ -153,16 +153,7 @@ def test_a_sample_that_cannot_be_built_is_named_and_left_out(cli: Cli, tmp_path:
     with rolltape.open(folder, name="exp") as tape:
         for attempt, widths in enumerate([(2, 2), (2, 3), (3, 3)]):
             with tape.rollout(task_id="t", step=0, attempt=attempt) as rollout:
-                session = rollout.session()
-                for number, width in enumerate(widths):
-                    session.record_turn(
-                        prompt_messages=[user("go")] * (number + 1),
-                        prompt_ids=[1, 2, 5, 6, 9][: 2 + 3 * number],
-                        sampled_ids=[5, 6],
-                        logprobs=[-0.1, -0.2],
-                        finish="length",
-                        side_arrays={"depths": np.zeros((2, width), np.int16)},
-                    )
+                record_side_arrays(rollout, "depths", widths)
                 rollout.finish(reward=float(attempt))
     bad = rolltape.read(folder).index()[1].id
     written = cli("export", str(folder), "--format", form, "-o", str(out))

@@ -19,7 +19,7 @@ from rolltape.tape.run import RolloutRow
 from rolltape.tape.rundir import Place
 from rolltape.tape.shards.publish import Publisher
 from rolltape.tape.shards.seal import make_run
-from taped import finished, first_turn, python, user
+from taped import finished, first_turn, python, record_side_arrays
 
 
 def test_a_group_is_given_once_its_last_attempt_has_ended(tape: Tape) -> None:
@@ -257,16 +257,7 @@ def test_a_group_whose_samples_cannot_be_built_is_skipped_and_the_others_are_giv
     collects(tape, size=1)
     for task, widths in (("a", (2, 2)), ("b", (2, 3)), ("c", (3, 3))):
         with tape.rollout(task_id=task, source=SOURCE, step=0, attempt=0) as rollout:
-            session = rollout.session()
-            for number, width in enumerate(widths):
-                session.record_turn(
-                    prompt_messages=[user("go")] * (number + 1),
-                    prompt_ids=[1, 2, 5, 6, 9][: 2 + 3 * number],
-                    sampled_ids=[5, 6],
-                    logprobs=[-0.1, -0.2],
-                    finish="length",
-                    side_arrays={"routed_experts": np.zeros((2, width), np.int16)},
-                )
+            record_side_arrays(rollout, "routed_experts", widths)
             rollout.finish(reward=1.0)
     collected(tape)
     waiting = stream(tape, step=0)

@@ -590,6 +590,15 @@ def test_what_float32_loses_in_the_mean_of_rewards_is_no_finding(
     assert Checked(run, capsys).findings == []
 
 
+def test_rewards_whose_deviation_is_less_than_a_float_can_hold_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record_groups(tmp_path / "run", groups=1, attempts=8, turns=1)
+    _grade(run, [[5e-324, *[0.0] * 7]])
+    export_samples(run, samples_of(run, advantage="centered"))
+    assert Checked(run, capsys).findings == []
+
+
 @pytest.mark.parametrize("others", ["have no reward", "are not taken", "are imported"])
 def test_advantages_of_a_part_of_each_group_are_known_whatever_the_way_of_scaling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], others: str

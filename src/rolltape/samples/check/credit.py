@@ -1,6 +1,6 @@
 """Compares the advantages, rewards and loss weights in a step's token records with what the tape's rewards give.
 
-The kind that the trainer uses is inferred from its records: the kind of `Credit` that most of them agree with.
+The kind that the trainer uses is inferred from its records: the one that most of them agree with.
 """
 
 import enum
@@ -87,9 +87,8 @@ class _Formula(NamedTuple):
         if self.kind is CheckedAdvantage.LEAVE_ONE_OUT:
             return group.attempts / (group.attempts - 1)
         length = math.hypot(*(held for held in group.values.values() if held is not None))
-        if not length:
-            return 1 / max(self.epsilon, _USUAL_EPSILON)
-        return 1 / (length / math.sqrt(group.attempts - self.ddof) + self.epsilon)
+        deviation = length / math.sqrt(group.attempts - self.ddof)
+        return 1 / (deviation + self.epsilon if deviation else max(self.epsilon, _USUAL_EPSILON))
 
 
 _OURS = (_Formula(CheckedAdvantage.CENTERED), _Formula(CheckedAdvantage.NORMALIZED))

@@ -89,11 +89,8 @@ class Index:
             for _ in range(2):
                 try:
                     return self._follower.advance()
-                except (
-                    sqlite3.DatabaseError,
-                    msgspec.MsgspecError,
-                    OSError,
-                ):  # the index itself is damaged, or the disk is full
+                # The index itself is damaged, or the disk is full.
+                except (sqlite3.DatabaseError, msgspec.MsgspecError, OSError):
                     self._file.discard()
             return self._follower.advance()
 
